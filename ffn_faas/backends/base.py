@@ -1,0 +1,58 @@
+"""FFNBackend: the lifecycle of the compute half of F (not a tensor API)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ffn_faas.connectors.base import FFNConnector
+
+ProgressReport = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) while weights load."""
+
+
+class FFNBackend(ABC):
+    """prepare -> load -> connect -> capture -> execute_step ... -> drain -> release, each called once, in order.
+
+    All but ``cancel_receive`` are called from one thread. A backend module imports no accelerator package when it
+    is imported; third parties register theirs under the entry point group ``ffn_faas.backends``.
+    """
+
+    name: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Check that this machine can run the backend; takes no device memory. Raises FfnError with the remedy."""
+
+    @abstractmethod
+    def load(self, progress: ProgressReport) -> None:
+        """Read this rank's experts into their resident layout."""
+
+    @abstractmethod
+    def connect(self) -> FFNConnector:
+        """Make the connector on which sessions open their windows."""
+
+    @abstractmethod
+    def capture(self) -> None:
+        """Record graphs, warm kernels up. Nothing to do on backends without graphs."""
+
+    @abstractmethod
+    def execute_step(self) -> bool:
+        """Wait for one item, compute and combine it. True = go on, also after an empty wait; False = asked to stop.
+
+        Blocks for a bounded time (about 0.1 s) when there is nothing to do.
+        """
+
+    @abstractmethod
+    def cancel_receive(self) -> None:
+        """From another thread or a signal handler: the pending wait ends and ``execute_step`` returns False."""
+
+    @abstractmethod
+    def drain(self, deadline_s: float) -> None:
+        """Finish posts in flight, for at most ``deadline_s`` seconds."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free graphs, windows, communicators and weights, in that order. Idempotent."""

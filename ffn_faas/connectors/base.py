@@ -1,0 +1,88 @@
+"""What moves token batches between A and F, seen from F: windows of every attached A rank as one stream of items."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WindowGeometry:
+    """Agreed at attach; fixes the memory layout of the windows of one (A rank, F rank) pair.
+
+    ``capacity`` rows per window, ``hidden_size`` elements of ``element_size`` bytes per row, ``top_k`` expert ids
+    and weights per row, one dispatch and one combine window per stage.
+    """
+
+    stages: int
+    capacity: int
+    hidden_size: int
+    top_k: int
+    element_size: int
+
+
+@dataclass(frozen=True)
+class WindowOffer:
+    """How the peer gets at the windows of one link; sent in ``protocol.messages.Windows``."""
+
+    broker: str
+    ticket: str
+    nbytes: int
+
+
+class Item(ABC):
+    """One post taken for computing. Its memory is valid until ``complete`` and not after.
+
+    ``hidden`` [rows, hidden_size] in the wire type and ``partial`` [rows, hidden_size] f32 are buffers over the
+    windows themselves (the peer may write ``hidden`` if it breaks the protocol: only values depend on that);
+    ``expert_ids`` [rows, top_k] i32 (local ids, -1 = no expert here) and ``weights`` [rows, top_k] f32 are private
+    copies whose bounds were checked.
+    """
+
+    link: int
+    stage: int
+    layer: int
+    rows: int
+    hidden: Any
+    expert_ids: Any
+    weights: Any
+    partial: Any
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Release the combine flag: ``partial`` is written. Never blocks."""
+
+
+class FFNConnector(ABC):
+    """F side of one transport. Links come and go at any time, from any thread, while another thread receives."""
+
+    transport: str
+
+    @abstractmethod
+    def open_link(self, geometry: WindowGeometry, epoch: int, expert_counts: list[int]) -> tuple[int, WindowOffer]:
+        """Allocate the windows of one (A rank, F rank) pair; returns its key and what the peer needs to map them.
+
+        ``expert_counts[layer]`` bounds the local expert ids that posts of that layer may carry.
+        Raises ResourceError when the memory cannot be had.
+        """
+
+    @abstractmethod
+    def activate_link(self, link: int) -> None:
+        """The peer has mapped the windows: from now on its posts are received."""
+
+    @abstractmethod
+    def close_link(self, link: int) -> None:
+        """Forget a link and free its windows; an item of it in flight ends first, silently. Idempotent."""
+
+    @abstractmethod
+    def receive(self, timeout_s: float) -> Item | None:
+        """Wait for a ready post; None after ``timeout_s``, on a signal, or when cancelled. Releases the GIL."""
+
+    @abstractmethod
+    def cancel_receive(self) -> None:
+        """Make a pending or the next ``receive`` return None at once. Any thread; never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. Idempotent."""

@@ -1,0 +1,182 @@
+"""Handshake messages between an A rank and an F rank, and between F ranks: one JSON object per WebSocket frame.
+
+The order on the attach socket: Attach -> Granted | Refused, then Progress* from F while it loads; Layers ->
+LayersAccepted | Refused any time after Granted; once F is READY: Windows -> WindowsMapped -> Attached. After that
+the socket is silent; its close, or Ended, ends the session. docs/protocol.md tells the same for another peer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+
+class Message(BaseModel):
+    """Frozen; an unknown field is an error, so that a newer peer is noticed instead of half understood."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Fingerprint(Message):
+    """What must be equal on both sides. Built by ``experts.fingerprint``."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    dtype: str
+    """Wire and weight type: bfloat16, float16 or float32."""
+    activation: str
+    quantization: str
+    """"none", or the method's name."""
+    num_moe_layers: int
+    checkpoint: str
+    """sha256 over the checkpoint's index and expert tensor headers, or "dummy"."""
+
+
+class HostIdentity(Message):
+    """Tells whether two processes can share memory: same kernel, same network namespace."""
+
+    boot_id: str
+    network_namespace: str
+
+
+class Attach(Message):
+    type: Literal["attach"] = "attach"
+    protocol_version: int
+    software_version: str
+    peer: str
+    """For logs: the program and its version, for example "vllm 0.32.0"."""
+    instance: str = Field(min_length=1, max_length=128)
+    """Names the Attention instance; equal on all its ranks, new at every start."""
+    attention_rank: int = Field(ge=0)
+    num_attention_ranks: int = Field(ge=1)
+    num_ffn_ranks: int | None = None
+    """What A was told to expect, None when it was told nothing."""
+    stages: int = Field(ge=1, le=8)
+    capacity: int = Field(ge=1, le=1 << 20)
+    """Rows a window should hold."""
+    capacity_is_required: bool = False
+    """True when a user asked for exactly this capacity: F then refuses instead of granting less."""
+    transport: Literal["shm"] = "shm"
+    host: HostIdentity
+    fingerprint: Fingerprint
+
+
+class Granted(Message):
+    type: Literal["granted"] = "granted"
+    session: str
+    ffn_rank: int
+    num_ffn_ranks: int
+    addresses: list[str]
+    """host:port of every F rank, in rank order."""
+    expert_counts: list[int]
+    """Experts per layer of every F rank; contiguous ranges in rank order (protocol.topology)."""
+    capacity: int
+    epoch: int
+    software_version: str
+
+
+class Refused(Message):
+    type: Literal["refused"] = "refused"
+    reason: str
+    """Names both values and the remedy; A raises with this very text."""
+
+
+class Progress(Message):
+    type: Literal["progress"] = "progress"
+    phase: str
+    progress: float
+
+
+class Layers(Message):
+    type: Literal["layers"] = "layers"
+    names: list[str]
+    """Checkpoint prefix of each routed-experts layer A built, for example model.layers.3.mlp.experts."""
+
+
+class LayersAccepted(Message):
+    type: Literal["layers_accepted"] = "layers_accepted"
+    indices: list[int]
+    """F's index of each name; this is the layer number that posts carry."""
+
+
+class Windows(Message):
+    """F has made the windows of this (A rank, F rank) pair; A fetches their file descriptor and maps them."""
+
+    type: Literal["windows"] = "windows"
+    broker: str
+    """Abstract Unix socket (without the leading NUL) that hands over the descriptors."""
+    ticket: str
+    """Proves to the broker which windows are meant; used once."""
+    nbytes: int
+
+
+class WindowsMapped(Message):
+    type: Literal["windows_mapped"] = "windows_mapped"
+
+
+class Attached(Message):
+    type: Literal["attached"] = "attached"
+
+
+class Detach(Message):
+    type: Literal["detach"] = "detach"
+
+
+class Ended(Message):
+    type: Literal["ended"] = "ended"
+    reason: str
+
+
+class WorldJoin(Message):
+    """F rank k > 0 to F rank 0, first message on /v1/world."""
+
+    type: Literal["world_join"] = "world_join"
+    rank: int
+    world_size: int
+    address: str
+    launch: dict[str, str]
+    """Settings that must be equal on all F ranks, by flag name."""
+
+
+class WorldPhase(Message):
+    type: Literal["world_phase"] = "world_phase"
+    phase: str
+    progress: float
+    reason: str = ""
+
+
+class WorldStop(Message):
+    """Either way: the whole F world stops."""
+
+    type: Literal["world_stop"] = "world_stop"
+    reason: str
+
+
+AnyMessage = Annotated[
+    Attach
+    | Granted
+    | Refused
+    | Progress
+    | Layers
+    | LayersAccepted
+    | Windows
+    | WindowsMapped
+    | Attached
+    | Detach
+    | Ended
+    | WorldJoin
+    | WorldPhase
+    | WorldStop,
+    Field(discriminator="type"),
+]
+
+_ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)
+
+
+def parse(text: str | bytes) -> AnyMessage:
+    """One frame to its message; raises ``pydantic.ValidationError`` for anything else."""
+    return _ADAPTER.validate_json(text)
