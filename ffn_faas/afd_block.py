@@ -1,0 +1,111 @@
+"""The ``afd`` block of ``--additional-config``, the same on A and F: ten known keys, everything else refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ffn_faas.errors import LaunchDisagreement, UsageError
+
+RETIRED_KEYS = {
+    "afd_role": "role",
+    "afd_connector": "connector",
+    "afd_host": "host",
+    "afd_port": "port",
+    "afd_extra_config": "connector_extra_config",
+    "num_attention_servers": "num_attention_ranks",
+    "num_ffn_servers": "num_ffn_ranks",
+    "num_afd_stages": "nothing: stages follow vLLM's own --enable-dbo",
+    "afd_size": "num_attention_ranks and num_ffn_ranks",
+    "async": "async_dp",
+    "quant_mode": "nothing: the checkpoint says how its experts are quantized",
+}
+CONNECTORS = ("auto", "shm")
+OTHER_CONNECTORS = {
+    "DeepEPM2NAFDConnector": "needs backend gpu-deepep-m2n, which this version does not have",
+    "CAMAsyncAFDConnector": "needs backend npu-async-cam, which this version does not have",
+}
+
+
+class ConnectorExtraConfig(BaseModel):
+    """Keys of our own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attach_timeout_s: float | None = Field(None, gt=0)
+    """How long Attention waits for F to answer and to become READY; default 600."""
+    capacity: int | None = Field(None, ge=1, le=1 << 20)
+    """Rows a window must hold; without it min(max_num_batched_tokens, 4096, F's limit)."""
+    allow_untried_vllm: bool = False
+    """Run in a vLLM version that was never tried."""
+
+
+class AfdBlock(BaseModel):
+    """Validated ``afd`` block. ``host`` and ``port`` are F rank 0's management address."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["attention", "ffn"]
+    connector: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = Field(8100, ge=1, le=65535)
+    num_attention_ranks: int | None = Field(None, ge=1)
+    num_ffn_ranks: int | None = Field(None, ge=1)
+    compute_gate_on_attention: bool = True
+    async_dp: bool = True
+    """Read and kept for other systems' files: no step here ever waits across DP ranks."""
+    afd_process_group_timeout_s: float | None = Field(None, gt=0)
+    """Default of connector_extra_config.attach_timeout_s."""
+    connector_extra_config: ConnectorExtraConfig = ConnectorExtraConfig()
+
+    @property
+    def attach_timeout_s(self) -> float:
+        return self.connector_extra_config.attach_timeout_s or self.afd_process_group_timeout_s or 600.0
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Mapping[str, Any] | None, role: str) -> AfdBlock | None:
+        """The block of ``additional_config``, None when there is none.
+
+        Raises LaunchDisagreement when the role is another than ``role`` and UsageError for everything else that is
+        wrong with it, naming the key and what replaces it.
+        """
+        if not isinstance(additional_config, Mapping) or "afd" not in additional_config:
+            return None
+        raw = additional_config["afd"]
+        if not isinstance(raw, Mapping):
+            raise UsageError(f'additional-config: "afd" must be an object, got {raw!r}')
+        for key, replacement in RETIRED_KEYS.items():
+            if key in raw:
+                raise UsageError(f"afd.{key} is a retired key", remedy=f"use instead: {replacement}")
+        if "role" in raw and raw["role"] != role:
+            raise LaunchDisagreement(
+                f"afd.role is {raw['role']!r} where {role!r} is needed",
+                remedy='"attention" belongs to vLLM, "ffn" to ffn_faas serve',
+            )
+        try:
+            block = cls.model_validate({"role": role, **raw})
+        except ValidationError as error:
+            raise UsageError(_explain(error), remedy=f"known keys: {', '.join(cls.model_fields)}") from None
+        block._check_values()
+        return block
+
+    def _check_values(self) -> None:
+        if self.connector in OTHER_CONNECTORS:
+            raise UsageError(f"afd.connector {self.connector!r} {OTHER_CONNECTORS[self.connector]}")
+        if self.connector not in CONNECTORS:
+            raise UsageError(f"afd.connector {self.connector!r} is not known", remedy=f"one of {', '.join(CONNECTORS)}")
+        if not self.compute_gate_on_attention:
+            raise UsageError(
+                "afd.compute_gate_on_attention is false, but the gate always runs on Attention here",
+                remedy="remove the key or set it to true",
+            )
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(["afd", *map(str, first["loc"])])
+    if first["type"] == "extra_forbidden":
+        return f"{where} is not a known key"
+    return f"{where}: {first['msg']}, got {first['input']!r}"

@@ -1,0 +1,72 @@
+"""Settings of one F rank, complete and checked before anything starts. Immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_PORT = 8100
+DEFAULT_CAPACITY = 4096
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+LOAD_FORMATS = ("auto", "dummy")
+MOE_KERNELS = ("auto", "torch", "vllm", "zero")
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands in the F world."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    master_addr: str = "127.0.0.1"
+
+    @property
+    def local_ranks(self) -> range:
+        """Ranks on this node; the first of them answers probes for all."""
+        first = self.rank - self.local_rank
+        return range(first, min(first + self.local_size, self.size))
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """One F rank's settings. ``port`` is the base port; this rank listens on ``listen_port``."""
+
+    model: str
+    world: World
+    revision: str | None = None
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    dtype: str = "auto"
+    max_num_batched_tokens: int = DEFAULT_CAPACITY
+    load_format: str = "auto"
+    backend: str = "cpu"
+    moe_kernel: str = "auto"
+    log_json: bool = False
+    drain_timeout_s: float = 15.0
+    world_timeout_s: float = 300.0
+    seed: int = 0
+
+    @property
+    def listen_port(self) -> int:
+        return self.port + self.world.local_rank
+
+    @property
+    def rank_zero_host(self) -> str:
+        """Where other F ranks reach F rank 0."""
+        if self.world.size == self.world.local_size and self.host not in ("0.0.0.0", "::", ""):
+            return self.host
+        return self.world.master_addr
+
+    def launch_settings(self) -> dict[str, str]:
+        """Flags that must be equal on every F rank, by name."""
+        return {
+            "model": self.model,
+            "--revision": str(self.revision),
+            "--dtype": self.dtype,
+            "--max-num-batched-tokens": str(self.max_num_batched_tokens),
+            "--load-format": self.load_format,
+            "--backend": self.backend,
+            "--moe-kernel": self.moe_kernel,
+            "world size": str(self.world.size),
+        }

@@ -1,0 +1,54 @@
+"""The only place where environment variables are read. docs/settings.md lists them."""
+
+from __future__ import annotations
+
+import os
+
+from ffn_faas.errors import UsageError
+
+PREFIX = "FFN_FAAS_"
+
+
+def _integer(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} is not an integer", remedy=f"unset {name} or give it a number") from None
+
+
+def setting(name: str) -> str | None:
+    """Value of ``FFN_FAAS_<NAME>``, None when unset or empty; the default of the flag of the same name."""
+    return os.environ.get(PREFIX + name.upper().replace("-", "_")) or None
+
+
+def allow_untried_vllm() -> bool:
+    """FFN_FAAS_ALLOW_UNTRIED_VLLM=1: run in a vLLM version that was never tried."""
+    return os.environ.get(PREFIX + "ALLOW_UNTRIED_VLLM", "") in ("1", "true", "yes")
+
+
+def rank() -> int:
+    """RANK as torchrun sets it; 0 without a launcher."""
+    return _integer("RANK", 0)
+
+
+def world_size() -> int | None:
+    """WORLD_SIZE as torchrun sets it; None without a launcher."""
+    return _integer("WORLD_SIZE", 1) if os.environ.get("WORLD_SIZE") else None
+
+
+def local_rank() -> int:
+    """LOCAL_RANK as torchrun sets it; 0 without a launcher."""
+    return _integer("LOCAL_RANK", 0)
+
+
+def local_world_size() -> int:
+    """LOCAL_WORLD_SIZE as torchrun sets it; 1 without a launcher."""
+    return _integer("LOCAL_WORLD_SIZE", 1)
+
+
+def master_addr() -> str:
+    """Host of F rank 0 as torchrun sets MASTER_ADDR; 127.0.0.1 without a launcher."""
+    return os.environ.get("MASTER_ADDR") or "127.0.0.1"
