@@ -1,0 +1,170 @@
+"""``serve``: command line and environment to one checked ServeConfig, then the service."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ffn_faas import config, env
+from ffn_faas.afd_block import AfdBlock
+from ffn_faas.cli import vllm_flags
+from ffn_faas.config import ServeConfig, World
+from ffn_faas.errors import LaunchDisagreement, UsageError
+
+EPILOG = """\
+examples:
+  python -m ffn_faas serve Qwen/Qwen3-30B-A3B
+  torchrun --nproc-per-node 4 -m ffn_faas serve /models/Qwen3-30B-A3B --port 8100
+
+then, for Attention, stock vLLM with this package installed beside it:
+  vllm serve MODEL --load-format ffn_faas \\
+    --additional-config '{"afd": {"role": "attention", "host": "127.0.0.1", "port": 8100}}'
+
+Flags are spelled as in `vllm serve` (underscores and dotted JSON too); vllm flags that mean nothing to F are
+accepted and named in one log line. Each flag F knows can also be given as FFN_FAAS_<FLAG>.
+
+exit codes: 0 stopped as asked, 2 usage, 3 launch disagreement or refused model, 4 a rank of the world was lost,
+5 forced or stuck, 6 resources (memory, disk, port, device)."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ffn_faas serve",
+        description="Run one F rank: load its share of the routed experts, be /ready, serve Attention until /stop.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="Hugging Face directory, or a hub id in the local cache")
+    add("--model", dest="model_flag", help=argparse.SUPPRESS)
+    add("--revision", help="revision of a hub id (default: what the cache calls main)")
+    add("--host", default="127.0.0.1", help="management address to bind (default: %(default)s)")
+    add("--port", type=int, default=config.DEFAULT_PORT, help="base port; local rank r listens on port + r (%(default)s)")
+    add("--dtype", default="auto", choices=config.DTYPES, help="weights and wire type; auto: as the checkpoint says")
+    add(
+        "--max-num-batched-tokens",
+        type=int,
+        default=config.DEFAULT_CAPACITY,
+        help="most rows a window may hold (its capacity); larger batches come in chunks (%(default)s)",
+    )
+    add("--load-format", default="auto", choices=config.LOAD_FORMATS, help="dummy: random experts, only config.json")
+    add("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
+    add("--data-parallel-size", "-dp", type=int, help="number of F ranks, if given; must agree with the launcher")
+    add("--tensor-parallel-size", "-tp", type=int, default=1, help="only 1: F splits by experts")
+    add("--pipeline-parallel-size", "-pp", type=int, default=1, help="only 1")
+    add("--enable-expert-parallel", "-ep", action="store_true", help="always on")
+    add("--enable-eplb", action="store_true", help=argparse.SUPPRESS)
+    add("--enable-elastic-ep", action="store_true", help=argparse.SUPPRESS)
+    add("--eplb-config", default="{}", help=argparse.SUPPRESS)
+    add("--additional-config", default="{}", metavar="JSON", help='the "afd" block, role "ffn"; also dotted')
+    add("--backend", default="cpu", help="cpu (default), or one registered by a package")
+    add(
+        "--moe-kernel",
+        default="auto",
+        choices=config.MOE_KERNELS,
+        help="auto = torch; vllm: vLLM's own CPU kernel, the same bits as local experts; zero: returns zeros (control)",
+    )
+    add("--drain-timeout", type=float, default=15.0, metavar="S", help="seconds for posts in flight at stop (%(default)s)")
+    add("--world-timeout", type=float, default=300.0, metavar="S", help="seconds for all F ranks to join (%(default)s)")
+    add("--log-json", action="store_true", help="one JSON object per log line")
+    return parser
+
+
+def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
+    """Command line to (config, vLLM flags without effect). Raises UsageError or LaunchDisagreement."""
+    normalized = vllm_flags.normalize(argv)
+    vllm_flags.refuse_retired(normalized)
+    known, ignored = vllm_flags.take_harmless(normalized)
+    parser = _parser()
+    args = parser.parse_args([*_from_environment(parser), *known])
+    if args.model and args.model_flag and args.model != args.model_flag:
+        raise UsageError(f"two models: {args.model!r} and --model {args.model_flag!r}", remedy="name one")
+    model = args.model or args.model_flag
+    if not model:
+        raise UsageError("no MODEL", remedy="python -m ffn_faas serve --help shows examples")
+    block = AfdBlock.from_additional_config(_json(args.additional_config), role="ffn")
+    vllm_flags.refuse_contradictory(
+        tensor_parallel=args.tensor_parallel_size,
+        pipeline_parallel=args.pipeline_parallel_size,
+        eplb=args.enable_eplb,
+        elastic_ep=args.enable_elastic_ep,
+        eplb_config=_json(args.eplb_config),
+    )
+    world = _agreed_world(args.data_parallel_size, block.num_ffn_ranks if block else None)
+    if not 1 <= args.port <= 65535 - world.local_rank:
+        raise UsageError(f"--port {args.port} leaves no port for local rank {world.local_rank}")
+    if args.max_num_batched_tokens < 1:
+        raise UsageError(f"--max-num-batched-tokens is {args.max_num_batched_tokens}, at least 1 is needed")
+    return (
+        ServeConfig(
+            model=model,
+            revision=args.revision,
+            world=world,
+            host=args.host,
+            port=args.port,
+            dtype=args.dtype,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            load_format=args.load_format,
+            seed=args.seed,
+            backend=args.backend,
+            moe_kernel=args.moe_kernel,
+            log_json=args.log_json,
+            drain_timeout_s=args.drain_timeout,
+            world_timeout_s=args.world_timeout,
+        ),
+        ignored,
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until stopped; returns the exit code."""
+    serve_config, ignored = parse(argv)
+    from ffn_faas.service.host import serve
+
+    return serve(serve_config, ignored_flags=ignored)
+
+
+def _agreed_world(data_parallel_size: int | None, num_ffn_ranks: int | None) -> World:
+    given = {
+        "WORLD_SIZE": env.world_size(),
+        "--data-parallel-size": data_parallel_size,
+        "afd.num_ffn_ranks": num_ffn_ranks,
+    }
+    launched = env.world_size() or 1
+    stated = {name: value for name, value in given.items() if value is not None}
+    if any(value != launched for value in stated.values()):
+        values = ", ".join(f"{name}={value}" for name, value in ({"WORLD_SIZE": launched} | stated).items())
+        raise LaunchDisagreement(
+            f"the number of F ranks is stated differently: {values}",
+            remedy="start as many ranks as stated: torchrun --nproc-per-node M -m ffn_faas serve ...",
+        )
+    rank = env.rank()
+    if not 0 <= rank < launched:
+        raise LaunchDisagreement(f"RANK={rank} is not in a world of WORLD_SIZE={launched}")
+    return World(rank, launched, env.local_rank(), env.local_world_size(), env.master_addr())
+
+
+def _from_environment(parser: argparse.ArgumentParser) -> list[str]:
+    """FFN_FAAS_<FLAG> settings as arguments, to stand before those of the command line, which then win."""
+    arguments: list[str] = []
+    for option, action in sorted(parser._option_string_actions.items()):
+        if not option.startswith("--") or isinstance(action, argparse._HelpAction):
+            continue
+        value = env.setting(option.lstrip("-"))
+        if value is None:
+            continue
+        if action.nargs != 0:
+            arguments.append(f"{option}={value}")
+        elif value.lower() in ("1", "true", "yes"):
+            arguments.append(option)
+    return arguments
+
+
+def _json(text: str) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise UsageError(f"a JSON object is needed, got {text!r}")
+    return content

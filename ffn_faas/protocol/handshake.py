@@ -1,0 +1,66 @@
+"""F's answer to an Attach: granted, or refused with both values and the remedy. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ffn_faas.protocol import PROTOCOL_VERSION
+from ffn_faas.protocol.messages import Attach, Fingerprint, HostIdentity
+
+FINGERPRINT_REMEDY = {
+    "dtype": "give both sides the same --dtype",
+    "checkpoint": "serve the same revision of the same checkpoint on both sides (dummy weights: on both or on neither)",
+}
+MODEL_REMEDY = "serve the same model on both sides"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this F rank can grant."""
+
+    fingerprint: Fingerprint
+    host: HostIdentity
+    num_ffn_ranks: int
+    max_capacity: int
+    software_version: str
+
+
+def refusal(attach: Attach, offer: Offer) -> str | None:
+    """The first thing that does not fit, as the one text that both sides show; None when all fits."""
+    if attach.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"protocol version: Attention speaks {attach.protocol_version} (ffn_faas {attach.software_version}), "
+            f"F speaks {PROTOCOL_VERSION} (ffn_faas {offer.software_version}); install matching versions of ffn_faas"
+        )
+    for field in Fingerprint.model_fields:
+        theirs, ours = getattr(attach.fingerprint, field), getattr(offer.fingerprint, field)
+        if theirs != ours:
+            remedy = FINGERPRINT_REMEDY.get(field, MODEL_REMEDY)
+            return f"{field.replace('_', ' ')}: Attention has {theirs}, F has {ours}; {remedy}"
+    if attach.num_ffn_ranks is not None and attach.num_ffn_ranks != offer.num_ffn_ranks:
+        return (
+            f"number of F ranks: Attention was told {attach.num_ffn_ranks} (afd.num_ffn_ranks), "
+            f"F runs {offer.num_ffn_ranks}; make them equal or leave the key out"
+        )
+    if attach.attention_rank >= attach.num_attention_ranks:
+        return f"A rank {attach.attention_rank} is not in an instance of {attach.num_attention_ranks} A ranks"
+    if attach.capacity_is_required and attach.capacity > offer.max_capacity:
+        return (
+            f"capacity: Attention requires windows of {attach.capacity} rows (connector_extra_config.capacity), "
+            f"F grants at most {offer.max_capacity} (--max-num-batched-tokens); lower the one or raise the other"
+        )
+    if attach.host != offer.host:
+        return (
+            f"host: Attention runs on {_host(attach.host)}, F on {_host(offer.host)}; transport {attach.transport} "
+            "needs one host and one network namespace (the containers of one pod have that)"
+        )
+    return None
+
+
+def granted_capacity(attach: Attach, offer: Offer) -> int:
+    """Rows a window of this session holds."""
+    return min(attach.capacity, offer.max_capacity)
+
+
+def _host(host: HostIdentity) -> str:
+    return f"boot {host.boot_id[:8]}, network namespace {host.network_namespace}"

@@ -1,0 +1,100 @@
+"""Which Attention instances are attached to this F rank. State only: sockets live in http.attach."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ffn_faas.protocol.messages import Attach
+
+
+@dataclass
+class Link:
+    """One A rank of a session on this F rank. ``window`` is the connector's key, None before the windows exist."""
+
+    attention_rank: int
+    peer: str
+    close: Callable[[str], None]
+    window: int | None = None
+    attached: bool = False
+
+
+@dataclass
+class Session:
+    """The life of one attached Attention instance on this F rank."""
+
+    id: str
+    instance: str
+    epoch: int
+    num_attention_ranks: int
+    capacity: int
+    stages: int
+    links: dict[int, Link] = field(default_factory=dict)
+
+
+class SessionRegistry:
+    """Sessions by instance. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._next_epoch = secrets.randbelow(1 << 16) + 1
+        self.attached_total = 0
+        self.ended_total: dict[str, int] = {}
+
+    def snapshot(self) -> list[Session]:
+        with self._lock:
+            return list(self._sessions.values())
+
+    def conflict(self, attach: Attach) -> str | None:
+        """Why ``attach`` contradicts what its instance already holds here; None when it does not."""
+        with self._lock:
+            session = self._sessions.get(attach.instance)
+            if session is None:
+                return None
+            if session.num_attention_ranks != attach.num_attention_ranks:
+                return (
+                    f"instance {attach.instance} attached with {session.num_attention_ranks} A ranks, "
+                    f"A rank {attach.attention_rank} says {attach.num_attention_ranks}"
+                )
+            if session.stages != attach.stages:
+                return f"instance {attach.instance} attached with {session.stages} stages, now {attach.stages}"
+            if attach.attention_rank in session.links:
+                return f"A rank {attach.attention_rank} of instance {attach.instance} is already attached"
+            return None
+
+    def join(self, attach: Attach, capacity: int, link: Link) -> Session:
+        """Add an A rank to its instance's session, which the first one opens. ``conflict`` was None just before."""
+        with self._lock:
+            session = self._sessions.get(attach.instance)
+            if session is None:
+                session = Session(
+                    id=secrets.token_hex(6),
+                    instance=attach.instance,
+                    epoch=self._next_epoch,
+                    num_attention_ranks=attach.num_attention_ranks,
+                    capacity=capacity,
+                    stages=attach.stages,
+                )
+                self._next_epoch = self._next_epoch % ((1 << 24) - 1) + 1
+                self._sessions[attach.instance] = session
+            session.links[attach.attention_rank] = link
+            return session
+
+    def leave(self, session: Session, attention_rank: int, reason: str) -> list[Link]:
+        """Take an A rank out; returns the links of its instance that have to end with it (the session is over)."""
+        with self._lock:
+            session.links.pop(attention_rank, None)
+            others = list(session.links.values())
+            if self._sessions.get(session.instance) is session:
+                del self._sessions[session.instance]
+                self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
+            return others
+
+    def end_all(self, reason: str) -> None:
+        """Tell every A rank that its session ends; the sockets' own handlers then leave."""
+        for session in self.snapshot():
+            for link in list(session.links.values()):
+                link.close(reason)
