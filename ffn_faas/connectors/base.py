@@ -84,5 +84,17 @@ class FFNConnector(ABC):
         """Make a pending or the next ``receive`` return None at once. Any thread; never blocks."""
 
     @abstractmethod
+    def take_faults(self) -> list[tuple[int, str]]:
+        """Links that broke the protocol since the last call, each with the reason; their sessions have to end."""
+
+    @abstractmethod
+    def statistics(self) -> dict[str, float]:
+        """Counters kept by the step itself; safe and cheap from any thread.
+
+        Keys: steps, rows (totals), wait_s, compute_s, post_s (total seconds), idle_s (since the last step ended),
+        item_s (age of the item in flight, 0 when there is none).
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Free everything. Idempotent."""

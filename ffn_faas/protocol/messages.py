@@ -142,18 +142,35 @@ class WorldJoin(Message):
     """Settings that must be equal on all F ranks, by flag name."""
 
 
+class WorldWelcome(Message):
+    """F rank 0, once every rank has joined and all launch settings are equal."""
+
+    type: Literal["world_welcome"] = "world_welcome"
+    addresses: list[str]
+
+
 class WorldPhase(Message):
+    """F rank k to F rank 0: where it stands."""
+
     type: Literal["world_phase"] = "world_phase"
     phase: str
     progress: float
     reason: str = ""
 
 
+class WorldPhases(Message):
+    """F rank 0 to all: the phase of every rank, in rank order."""
+
+    type: Literal["world_phases"] = "world_phases"
+    phases: list[str]
+
+
 class WorldStop(Message):
-    """Either way: the whole F world stops."""
+    """Either way: the whole F world stops. ``lost`` names a failure, so that the others exit non-zero too."""
 
     type: Literal["world_stop"] = "world_stop"
     reason: str
+    lost: bool = False
 
 
 AnyMessage = Annotated[
@@ -169,7 +186,9 @@ AnyMessage = Annotated[
     | Detach
     | Ended
     | WorldJoin
+    | WorldWelcome
     | WorldPhase
+    | WorldPhases
     | WorldStop,
     Field(discriminator="type"),
 ]

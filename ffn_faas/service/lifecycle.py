@@ -59,9 +59,10 @@ class Lifecycle:
     def phase(self) -> Phase:
         return self._phase
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` (quick, from the changing thread) after every change of phase or progress."""
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` (quick, from the changing thread) after every change; returns what stops that."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def advance(self, phase: Phase, reason: str = "") -> None:
         """Enter ``phase``; raises ValueError when that is not legal from here. The same FAILED twice is ignored."""
@@ -98,5 +99,5 @@ class Lifecycle:
             return Snapshot(self._phase, self._progress, self._reason, seconds, self._time_to_ready)
 
     def _notify(self) -> None:
-        for listener in self._listeners:
+        for listener in list(self._listeners):
             listener()

@@ -1,0 +1,81 @@
+"""The ``cpu`` backend: windows over shared memory, experts on this host's cores. Runs anywhere, and in CI."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ffn_faas import native
+from ffn_faas.backends.base import FFNBackend, ProgressReport
+from ffn_faas.config import ServeConfig
+from ffn_faas.experts.checkpoint import Checkpoint
+from ffn_faas.experts.kernels import create_kernel
+from ffn_faas.experts.loader import load_experts
+from ffn_faas.experts.model_path import resolve_model
+from ffn_faas.experts.spec import MoESpec
+from ffn_faas.protocol.topology import expert_range
+
+if TYPE_CHECKING:
+    from ffn_faas.connectors.shm import ShmConnector
+
+log = logging.getLogger(__name__)
+WAIT_S = 0.1
+
+
+class CpuBackend(FFNBackend):
+    """One item at a time in the calling thread; the kernel uses torch's threads."""
+
+    name = "cpu"
+
+    def __init__(self, config: ServeConfig, spec: MoESpec) -> None:
+        self._config = config
+        self._spec = spec
+        self._experts = expert_range(spec.num_experts, config.world.size, config.world.rank)
+        self._kernel = create_kernel(config.moe_kernel, spec)
+        self._connector: ShmConnector | None = None
+        self._cancelled = False
+
+    def prepare(self) -> None:
+        native.require("_native")
+        self._kernel.prepare()
+
+    def load(self, progress: ProgressReport) -> None:
+        checkpoint = None
+        if self._config.load_format != "dummy":
+            checkpoint = Checkpoint.open(resolve_model(self._config.model, self._config.revision))
+        account = load_experts(
+            self._spec, checkpoint, self._experts, self._kernel, progress=progress, seed=self._config.seed
+        )
+        log.info("%s", account)
+
+    def connect(self) -> ShmConnector:
+        from ffn_faas.connectors.shm import ShmConnector
+
+        self._connector = ShmConnector()
+        return self._connector
+
+    def capture(self) -> None:
+        """No graphs on this backend: one small item warms the kernel up, so that the first post is not slow."""
+        self._kernel.warm_up()
+
+    def execute_step(self) -> bool:
+        assert self._connector is not None  # connect() comes first
+        self._connector.step(self._kernel, WAIT_S)
+        return not self._cancelled
+
+    def cancel_receive(self) -> None:
+        self._cancelled = True
+        if self._connector is not None:
+            self._connector.cancel_receive()
+
+    def drain(self, deadline_s: float) -> None:
+        deadline = time.monotonic() + deadline_s
+        while self._connector is not None and time.monotonic() < deadline:
+            if not self._connector.step(self._kernel, 0.0):
+                return
+
+    def release(self) -> None:
+        if self._connector is not None:
+            self._connector.close()
+        self._kernel.release()

@@ -1,0 +1,195 @@
+"""/v1/attach: the session of one A rank on this F rank, from handshake to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from fastapi import WebSocket
+
+from ffn_faas import __version__
+from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.errors import FfnError
+from ffn_faas.http import frames
+from ffn_faas.http.mailbox import Mailbox
+from ffn_faas.protocol import handshake
+from ffn_faas.protocol.messages import (
+    AnyMessage,
+    Attach,
+    Attached,
+    Detach,
+    Ended,
+    Granted,
+    Layers,
+    LayersAccepted,
+    Progress,
+    Windows,
+    WindowsMapped,
+)
+from ffn_faas.service.lifecycle import Phase
+from ffn_faas.service.sessions import Link, Session
+from ffn_faas.service.state import ServiceState
+
+log = logging.getLogger(__name__)
+ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class CloseRequest:
+    """Somebody else ends this session."""
+
+    reason: str
+
+
+class PhaseChanged:
+    """F's phase or progress moved."""
+
+
+Event = AnyMessage | CloseRequest | PhaseChanged | None
+
+
+async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
+    """Answer an Attach, then keep the session until A detaches or dies, or F ends it."""
+    await socket.accept()
+    attach = await frames.first(socket)
+    if attach is None:
+        return
+    if not isinstance(attach, Attach):
+        await frames.refuse(socket, f"first message: attach was expected, got {attach.type}")
+        return
+    if state.stop:
+        await frames.refuse(socket, f"F is stopping: {state.stop.reason}")
+        return
+    while not state.world.formed.is_set():
+        if not await frames.send(socket, Progress(phase=Phase.STARTING.value, progress=0.0)):
+            return
+        await asyncio.sleep(0.2)
+    reason = handshake.refusal(attach, state.offer) or state.sessions.conflict(attach)
+    if reason is not None:
+        await frames.refuse(socket, reason)
+        return
+    await AttachedRank(socket, state, attach).serve()
+
+
+class AttachedRank:
+    """One A rank that was granted a place in its instance's session."""
+
+    def __init__(self, socket: WebSocket, state: ServiceState, attach: Attach) -> None:
+        self._socket = socket
+        self._state = state
+        self._attach = attach
+        self._events: Mailbox[Event] = Mailbox()
+        self._link = Link(
+            attention_rank=attach.attention_rank,
+            peer=attach.peer,
+            close=lambda reason: self._events.put(CloseRequest(reason)),
+        )
+        capacity = handshake.granted_capacity(attach, state.offer)
+        self._session: Session = state.sessions.join(attach, capacity, self._link)
+        self._name = f"A rank {attach.attention_rank}/{attach.num_attention_ranks} of instance {attach.instance}"
+
+    async def serve(self) -> None:
+        """Run until the session is over, whatever ends it; then free what belongs to this rank."""
+        forget = self._state.lifecycle.on_change(lambda: self._events.put(PhaseChanged()))
+        reader = asyncio.create_task(frames.pump(self._socket, self._events.put))
+        reason = "its connection closed"
+        try:
+            await self._grant()
+            await self._phase_changed()
+            reason = await self._until_over()
+        except FfnError as error:
+            reason = str(error)
+            await frames.send(self._socket, Ended(reason=reason))
+        finally:
+            forget()
+            reader.cancel()
+            self._leave(reason)
+        await frames.close(self._socket)
+
+    async def _until_over(self) -> str:
+        while True:
+            event = await self._events.get()
+            if event is None:
+                return "its connection closed"
+            if isinstance(event, Detach):
+                return "it detached"
+            if isinstance(event, CloseRequest):
+                await frames.send(self._socket, Ended(reason=event.reason))
+                return event.reason
+            if isinstance(event, PhaseChanged):
+                await self._phase_changed()
+            elif isinstance(event, Layers):
+                await self._layers(event)
+            elif isinstance(event, WindowsMapped):
+                await self._windows_mapped()
+            else:
+                await frames.refuse(self._socket, f"unexpected message {event.type}")
+                return f"it sent {event.type} out of turn"
+
+    async def _grant(self) -> None:
+        state = self._state
+        log.info("%s (%s) attaches: capacity %d", self._name, self._attach.peer, self._session.capacity)
+        granted = Granted(
+            session=self._session.id,
+            ffn_rank=state.config.world.rank,
+            num_ffn_ranks=state.config.world.size,
+            addresses=state.world.addresses,
+            expert_counts=state.session_expert_counts,
+            capacity=self._session.capacity,
+            epoch=self._session.epoch,
+            software_version=__version__,
+        )
+        await frames.send(self._socket, granted)
+
+    async def _phase_changed(self) -> None:
+        snapshot = self._state.lifecycle.snapshot()
+        if snapshot.phase is not Phase.READY:
+            await frames.send(self._socket, Progress(phase=snapshot.phase.value, progress=snapshot.progress))
+        elif self._link.window is None:
+            await self._offer_windows()
+
+    async def _layers(self, layers: Layers) -> None:
+        ours = {name: index for index, name in enumerate(self._state.spec.layers)}
+        unknown = [name for name in layers.names if name not in ours]
+        if unknown:
+            text = f"layers: Attention built {unknown[0]}, F has {', '.join(list(ours)[:3])} ... ({len(ours)} in all)"
+            await frames.refuse(self._socket, f"{text}; serve the same model on both sides")
+            self._events.put(None)
+            return
+        await frames.send(self._socket, LayersAccepted(indices=[ours[name] for name in layers.names]))
+
+    async def _offer_windows(self) -> None:
+        connector, spec = self._state.connector, self._state.spec
+        if connector is None:
+            return
+        geometry = WindowGeometry(
+            stages=self._session.stages,
+            capacity=self._session.capacity,
+            hidden_size=spec.hidden_size,
+            top_k=spec.top_k,
+            element_size=ELEMENT_SIZES[spec.dtype],
+        )
+        owned = self._state.session_expert_counts[self._state.config.world.rank]
+        self._link.window, offer = await asyncio.to_thread(
+            connector.open_link, geometry, self._session.epoch, [owned] * len(spec.layers)
+        )
+        await frames.send(self._socket, Windows(broker=offer.broker, ticket=offer.ticket, nbytes=offer.nbytes))
+
+    async def _windows_mapped(self) -> None:
+        connector = self._state.connector
+        if connector is None or self._link.window is None or self._link.attached:
+            return
+        connector.activate_link(self._link.window)
+        self._link.attached = True
+        self._state.sessions.attached_total += 1
+        await frames.send(self._socket, Attached())
+        log.info("%s attached: session %s", self._name, self._session.id)
+
+    def _leave(self, reason: str) -> None:
+        connector, window = self._state.connector, self._link.window
+        if connector is not None and window is not None:
+            connector.close_link(window)
+        log.info("%s left: %s", self._name, reason)
+        for other in self._state.sessions.leave(self._session, self._link.attention_rank, reason):
+            other.close(f"{self._name} is gone ({reason})")

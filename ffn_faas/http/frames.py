@@ -1,0 +1,73 @@
+"""Messages over a server-side WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import BaseModel, ValidationError
+
+from ffn_faas.protocol import messages
+
+log = logging.getLogger(__name__)
+POLICY_VIOLATION = 1008
+MAX_FRAME_BYTES = 1 << 20
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+
+
+async def send(socket: WebSocket, message: BaseModel) -> bool:
+    """False when the peer is gone."""
+    try:
+        await socket.send_text(message.model_dump_json())
+    except (WebSocketDisconnect, RuntimeError, OSError):
+        return False
+    return True
+
+
+async def refuse(socket: WebSocket, reason: str) -> None:
+    """Send Refused with ``reason`` and close."""
+    log.warning("refused a peer: %s", reason)
+    if await send(socket, messages.Refused(reason=reason)):
+        await close(socket, POLICY_VIOLATION)
+
+
+async def close(socket: WebSocket, code: int = 1000) -> None:
+    """Close; a peer that is gone already is fine."""
+    try:
+        await socket.close(code)
+    except (WebSocketDisconnect, RuntimeError, OSError):
+        return
+
+
+async def first(socket: WebSocket) -> messages.AnyMessage | None:
+    """The peer's first message; None (and the peer told why) when there is none that can be read."""
+    try:
+        text = await asyncio.wait_for(socket.receive_text(), FIRST_MESSAGE_TIMEOUT_S)
+        return messages.parse(text)
+    except (WebSocketDisconnect, KeyError):
+        return None
+    except (asyncio.TimeoutError, ValidationError) as error:
+        await refuse(socket, f"first message: {describe(error)}")
+        return None
+
+
+async def pump(socket: WebSocket, put: Callable[[messages.AnyMessage | None], None]) -> None:
+    """Pass every message to ``put``; None once, at the end, when the peer is gone or breaks the protocol."""
+    try:
+        while True:
+            put(messages.parse(await socket.receive_text()))
+    except (WebSocketDisconnect, KeyError, RuntimeError):
+        put(None)
+    except ValidationError as error:
+        log.warning("a peer broke the protocol: %s", describe(error))
+        put(None)
+
+
+def describe(error: Exception) -> str:
+    """One line for a timeout or a message that does not validate."""
+    if isinstance(error, ValidationError):
+        detail = error.errors()[0]
+        return f"{'.'.join(map(str, detail['loc'])) or 'message'}: {detail['msg']}"
+    return f"nothing within {FIRST_MESSAGE_TIMEOUT_S:.0f} s"

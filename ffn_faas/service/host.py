@@ -1,0 +1,144 @@
+"""The composition root of one F rank: parse, agree, load, capture, ready, loop, stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+
+from ffn_faas import __version__
+from ffn_faas.backends import create_backend
+from ffn_faas.backends.base import FFNBackend
+from ffn_faas.config import ServeConfig
+from ffn_faas.connectors.host_identity import host_identity
+from ffn_faas.errors import FfnError, ModelRefused
+from ffn_faas.experts.checkpoint import Checkpoint
+from ffn_faas.experts.fingerprint import fingerprint
+from ffn_faas.experts.model_path import resolve_model
+from ffn_faas.experts.spec import MoESpec
+from ffn_faas.http.app import create_app
+from ffn_faas.http.server import HttpServer, bind
+from ffn_faas.protocol.handshake import Offer
+from ffn_faas.protocol.topology import expert_range
+from ffn_faas.service.lifecycle import Lifecycle, Phase
+from ffn_faas.service.signals import stop_on_signals
+from ffn_faas.service.state import ServiceState
+from ffn_faas.service.step_loop import drain, run_steps
+from ffn_faas.service.stop import Stopped, StopRequest
+from ffn_faas.service.world import WorldHub, WorldView
+from ffn_faas.service.world_member import WorldMember
+from ffn_faas.telemetry.log import configure
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
+    """Run one F rank until it is stopped or fails; returns the exit code (docs/operations.md has the table)."""
+    configure(config.world, as_json=config.log_json)
+    log.info("ffn_faas %s, backend %s, model %s", __version__, config.backend, config.model)
+    if ignored_flags:
+        log.info("vLLM flags without effect on F: %s", ", ".join(ignored_flags))
+    lifecycle, stop = Lifecycle(), StopRequest()
+    with stop_on_signals(stop):
+        try:
+            with bind(config.host, config.listen_port) as listener:
+                state, backend = _parse(config, lifecycle, stop)
+                http = HttpServer(create_app(state), listener)
+                http.start()
+                try:
+                    _run(state, backend)
+                finally:
+                    backend.release()
+                    state.world.close()
+                    http.shutdown()
+        except Stopped as stopped:
+            log.info("stopped before READY: %s", stopped.message)
+        except FfnError as error:
+            lifecycle.fail(str(error))
+            log.error("%s", error)
+            return error.exit_code
+    return 0
+
+
+def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tuple[ServiceState, FFNBackend]:
+    """Everything that can be refused without reading a weight byte."""
+    directory = resolve_model(config.model, config.revision)
+    spec = MoESpec.from_model_dir(directory, dtype=config.dtype)
+    if spec.num_experts < config.world.size:
+        raise ModelRefused(
+            f"{config.world.size} F ranks for {spec.num_experts} experts: some rank would own none",
+            remedy=f"start at most {spec.num_experts} ranks",
+        )
+    checkpoint = None if config.load_format == "dummy" else Checkpoint.open(directory)
+    backend = create_backend(config, spec)
+    backend.prepare()
+    offer = Offer(
+        fingerprint=fingerprint(spec, checkpoint),
+        host=host_identity(),
+        num_ffn_ranks=config.world.size,
+        max_capacity=config.max_num_batched_tokens,
+        software_version=__version__,
+    )
+    world = _world(config, lifecycle, stop)
+    owned = expert_range(spec.num_experts, config.world.size, config.world.rank)
+    log.info(
+        "%s: %d MoE layers, %d experts each, this rank owns %d..%d; management on %s:%d",
+        spec.architecture,
+        len(spec.layers),
+        spec.num_experts,
+        owned.start,
+        owned.stop - 1,
+        config.host,
+        config.listen_port,
+    )
+    return ServiceState(config, lifecycle, stop, world, spec, offer), backend
+
+
+def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> WorldView:
+    host = config.host if config.host not in ("0.0.0.0", "::", "") else socket.gethostname()
+    own_address = f"{host}:{config.listen_port}"
+    kind = WorldMember if config.world.rank else WorldHub
+    return kind(config, lifecycle, stop, own_address)
+
+
+def _run(state: ServiceState, backend: FFNBackend) -> None:
+    lifecycle, stop = state.lifecycle, state.stop
+    try:
+        state.world.form()
+        lifecycle.advance(Phase.LOADING)
+        backend.load(_progress(lifecycle, stop))
+        state.connector = backend.connect()
+        lifecycle.advance(Phase.CAPTURING)
+        backend.capture()
+        stop.raise_if_requested()
+        lifecycle.advance(Phase.READY)
+        log.info("READY after %.1f s", lifecycle.snapshot().time_to_ready_s or 0.0)
+        run_steps(backend, stop)
+        if stop.error is not None:
+            raise stop.error
+        _stop(state, backend)
+    except Stopped:
+        lifecycle.advance(Phase.DRAINING, stop.reason)
+        lifecycle.advance(Phase.STOPPED, stop.reason)
+        raise
+    except FfnError as error:
+        lifecycle.fail(str(error))
+        state.sessions.end_all(f"F failed: {error}")
+        raise
+
+
+def _stop(state: ServiceState, backend: FFNBackend) -> None:
+    reason = state.stop.reason
+    log.info("stopping: %s", reason)
+    state.lifecycle.advance(Phase.DRAINING, reason)
+    drain(backend, state.sessions, reason, state.config.drain_timeout_s)
+    state.lifecycle.advance(Phase.STOPPED, reason)
+    log.info("stopped: %s", reason)
+
+
+def _progress(lifecycle: Lifecycle, stop: StopRequest):  # type: ignore[no-untyped-def]
+    def report(done: int, total: int) -> None:
+        stop.raise_if_requested()
+        lifecycle.report(done, total)
+
+    return report

@@ -1,0 +1,39 @@
+"""What the parts of one F rank share. Filled by service.host in the order of its fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ffn_faas.config import ServeConfig
+from ffn_faas.service.lifecycle import Lifecycle
+from ffn_faas.service.sessions import SessionRegistry
+from ffn_faas.service.stop import StopRequest
+from ffn_faas.service.world import WorldView
+
+if TYPE_CHECKING:
+    from ffn_faas.connectors.base import FFNConnector
+    from ffn_faas.experts.spec import MoESpec
+    from ffn_faas.protocol.handshake import Offer
+
+
+@dataclass
+class ServiceState:
+    """``spec`` and ``offer`` are set before HTTP is up; ``connector`` once the backend has connected."""
+
+    config: ServeConfig
+    lifecycle: Lifecycle
+    stop: StopRequest
+    world: WorldView
+    spec: MoESpec
+    offer: Offer
+    sessions: SessionRegistry = field(default_factory=SessionRegistry)
+    connector: FFNConnector | None = None
+    moe_kernel: str = ""
+
+    @property
+    def session_expert_counts(self) -> list[int]:
+        """Experts per layer of every F rank."""
+        from ffn_faas.protocol.topology import expert_counts
+
+        return expert_counts(self.spec.num_experts, self.config.world.size)

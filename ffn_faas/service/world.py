@@ -1,0 +1,138 @@
+"""The F world as one rank sees it: who has joined, which phase each is in, and one stop for all.
+
+F rank 0 is the hub: every other rank holds a WebSocket to it (http.world serves them). Its loss, either way, ends
+the whole world. No joint process group and no rendezvous store is involved, so that torchrun's own store settings
+do not matter here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ffn_faas.config import ServeConfig
+from ffn_faas.errors import LaunchDisagreement, WorldLost
+from ffn_faas.protocol.messages import Message, WorldJoin, WorldPhase, WorldPhases, WorldStop, WorldWelcome
+from ffn_faas.service.lifecycle import Lifecycle, Phase
+from ffn_faas.service.stop import StopRequest
+
+Send = Callable[[Message], None]
+
+
+class WorldView:
+    """Common to hub and members. ``phases`` and ``addresses`` are in rank order."""
+
+    def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> None:
+        self.config = config
+        self.stop = stop
+        self.lifecycle = lifecycle
+        self.phases = [Phase.STARTING.value] * config.world.size
+        self.addresses = [""] * config.world.size
+        self.formed = threading.Event()
+        lifecycle.on_change(self._own_phase_changed)
+        stop.on_request(self._tell_stop)
+
+    def form(self) -> None:
+        """Block until every F rank has joined. Raises LaunchDisagreement, WorldLost or what stop asks for."""
+        deadline = self.config.world_timeout_s
+        waited = 0.0
+        while not self.formed.wait(0.1):
+            self.stop.raise_if_requested()
+            waited += 0.1
+            if waited >= deadline:
+                raise LaunchDisagreement(self._absent(deadline), remedy="start all ranks of the world, or fewer ranks")
+
+    def node_is_ready(self) -> bool:
+        """Whether every F rank of this node can serve; what local rank 0's /ready answers."""
+        if self.stop or self.lifecycle.phase is not Phase.READY:
+            return False
+        if self.config.world.local_rank:
+            return True
+        return all(self.phases[rank] == Phase.READY.value for rank in self.config.world.local_ranks)
+
+    def close(self) -> None:
+        """Leave the world."""
+
+    def _absent(self, seconds: float) -> str:
+        raise NotImplementedError
+
+    def _own_phase_changed(self) -> None:
+        raise NotImplementedError
+
+    def _tell_stop(self) -> None:
+        raise NotImplementedError
+
+    def _stop_message(self) -> WorldStop:
+        return WorldStop(reason=self.stop.reason, lost=self.stop.error is not None)
+
+
+class WorldHub(WorldView):
+    """F rank 0."""
+
+    def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest, own_address: str) -> None:
+        self._lock = threading.Lock()
+        self._members: dict[int, Send] = {}
+        super().__init__(config, lifecycle, stop)
+        self.addresses[0] = own_address
+        if config.world.size == 1:
+            self.formed.set()
+
+    def refusal(self, join: WorldJoin) -> LaunchDisagreement | None:
+        """Why this rank cannot be part of the world; the whole launch is then wrong."""
+        ours = self.config.launch_settings()
+        for name in sorted(ours.keys() | join.launch.keys()):
+            if ours.get(name) != join.launch.get(name):
+                return LaunchDisagreement(
+                    f"{name}: F rank 0 has {ours.get(name)}, F rank {join.rank} has {join.launch.get(name)}",
+                    remedy="start every F rank with the same command line",
+                )
+        if not 0 < join.rank < self.config.world.size:
+            return LaunchDisagreement(f"F rank {join.rank} is not in a world of {self.config.world.size}")
+        if join.rank in self._members:
+            return LaunchDisagreement(f"two processes claim to be F rank {join.rank}")
+        return None
+
+    def join(self, join: WorldJoin, send: Send) -> None:
+        """Take a rank in; ``send`` (any thread, never blocks) reaches it. Everyone is welcomed when all are here."""
+        with self._lock:
+            self._members[join.rank] = send
+            self.addresses[join.rank] = join.address
+            complete = len(self._members) == self.config.world.size - 1
+        if complete:
+            self._tell_all(WorldWelcome(addresses=self.addresses))
+            self.formed.set()
+
+    def heard(self, rank: int, message: WorldPhase | WorldStop) -> None:
+        """A member's phase, or its wish to stop the world."""
+        if isinstance(message, WorldPhase):
+            self.phases[rank] = message.phase
+            if message.phase == Phase.FAILED.value:
+                self.lost(rank, message.reason)
+            self._tell_all(WorldPhases(phases=self.phases))
+        elif message.lost:
+            self.lost(rank, message.reason)
+        else:
+            self.stop.request(message.reason)
+
+    def lost(self, rank: int, reason: str) -> None:
+        """A member is gone."""
+        self._members.pop(rank, None)
+        text = f"F rank {rank} ({self.addresses[rank]}) was lost: {reason}"
+        self.stop.request(text, WorldLost(text, remedy="look at that rank's log; the launcher restarts the world"))
+
+    def _absent(self, seconds: float) -> str:
+        absent = [rank for rank in range(1, self.config.world.size) if rank not in self._members]
+        return f"F ranks {absent} of {self.config.world.size} did not join F rank 0 within {seconds:.0f} s"
+
+    def _own_phase_changed(self) -> None:
+        self.phases[0] = self.lifecycle.phase.value
+        self._tell_all(WorldPhases(phases=self.phases))
+
+    def _tell_stop(self) -> None:
+        self._tell_all(self._stop_message())
+
+    def _tell_all(self, message: Message) -> None:
+        with self._lock:
+            sends = list(self._members.values())
+        for send in sends:
+            send(message)

@@ -1,0 +1,118 @@
+"""F rank k > 0: its WebSocket to F rank 0."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+from websockets.sync.client import ClientConnection, connect
+
+from ffn_faas.config import ServeConfig
+from ffn_faas.errors import LaunchDisagreement, WorldLost
+from ffn_faas.protocol.messages import (
+    Message,
+    Refused,
+    WorldJoin,
+    WorldPhase,
+    WorldPhases,
+    WorldStop,
+    WorldWelcome,
+    parse,
+)
+from ffn_faas.service.lifecycle import Lifecycle
+from ffn_faas.service.stop import StopRequest
+from ffn_faas.service.world import WorldView
+
+log = logging.getLogger(__name__)
+RETRY_S = 0.2
+
+
+class WorldMember(WorldView):
+    """A thread joins F rank 0 (which may come up later), then listens to it until either side is gone."""
+
+    def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest, own_address: str) -> None:
+        self._socket: ClientConnection | None = None
+        self._send_lock = threading.Lock()
+        self._closing = False
+        self._own_address = own_address
+        self._hub = f"{config.rank_zero_host}:{config.port}"
+        super().__init__(config, lifecycle, stop)
+        self._thread = threading.Thread(target=self._run, name="ffn-world", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        if self._socket is not None:
+            self._socket.close()
+
+    def _run(self) -> None:
+        socket = self._connected()
+        if socket is None:
+            return
+        self._socket = socket
+        world = self.config.world
+        self._send(
+            WorldJoin(
+                rank=world.rank,
+                world_size=world.size,
+                address=self._own_address,
+                launch=self.config.launch_settings(),
+            )
+        )
+        try:
+            for frame in socket:
+                self._heard(parse(frame))
+        except (ConnectionClosed, OSError):
+            pass
+        if not self._closing:
+            self.stop.request(
+                f"F rank 0 ({self._hub}) was lost",
+                WorldLost(f"F rank 0 ({self._hub}) was lost", remedy="look at F rank 0's log"),
+            )
+
+    def _connected(self) -> ClientConnection | None:
+        deadline = time.monotonic() + self.config.world_timeout_s
+        while not self._closing and time.monotonic() < deadline:
+            try:
+                return connect(f"ws://{self._hub}/v1/world", ping_interval=None, proxy=None, open_timeout=5)
+            except (OSError, TimeoutError, InvalidHandshake, InvalidMessage, EOFError):
+                time.sleep(RETRY_S)
+        return None
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, WorldWelcome):
+            self.addresses = message.addresses
+            self.formed.set()
+            self._own_phase_changed()
+        elif isinstance(message, WorldPhases):
+            self.phases = message.phases
+        elif isinstance(message, WorldStop):
+            error = WorldLost(message.reason, remedy="look at that rank's log") if message.lost else None
+            self.stop.request(message.reason, error)
+        elif isinstance(message, Refused):
+            self.stop.request(message.reason, LaunchDisagreement(message.reason))
+
+    def _absent(self, seconds: float) -> str:
+        if self._socket is None:
+            return f"F rank 0 was not reached at {self._hub} within {seconds:.0f} s"
+        return f"F rank 0 ({self._hub}) was reached, but the world was not complete within {seconds:.0f} s"
+
+    def _own_phase_changed(self) -> None:
+        snapshot = self.lifecycle.snapshot()
+        self.phases[self.config.world.rank] = snapshot.phase.value
+        if self.formed.is_set():
+            self._send(WorldPhase(phase=snapshot.phase.value, progress=snapshot.progress, reason=snapshot.reason))
+
+    def _tell_stop(self) -> None:
+        self._send(self._stop_message())
+
+    def _send(self, message: Message) -> None:
+        if self._socket is None:
+            return
+        try:
+            with self._send_lock:
+                self._socket.send(message.model_dump_json())
+        except (ConnectionClosed, OSError):
+            log.debug("F rank 0 is gone already")
