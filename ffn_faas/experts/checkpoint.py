@@ -1,0 +1,106 @@
+"""A checkpoint directory of safetensors: which tensor lies where. Reads headers and the index, no weights, no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ffn_faas.errors import ModelRefused, ResourceError
+from ffn_faas.experts.safetensors_header import TensorEntry, read_header
+from ffn_faas.experts.spec import MoESpec
+
+INDEX_NAME = "model.safetensors.index.json"
+_SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass(frozen=True)
+class ExpertEntries:
+    """One expert's matrices on disk: gate and up [I, H], down [H, I]; shapes and dtypes are checked."""
+
+    gate: TensorEntry
+    up: TensorEntry
+    down: TensorEntry
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``tensors`` by name; with an index exactly the tensors that it lists."""
+
+    directory: Path
+    tensors: Mapping[str, TensorEntry]
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """Raises ResourceError (missing, truncated, corrupt file), ModelRefused (no safetensors at all)."""
+        index = directory / INDEX_NAME
+        if index.exists():
+            return cls(directory, _by_index(directory, index))
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise ModelRefused(f"{directory} holds no safetensors", remedy="convert the checkpoint to safetensors")
+        tensors: dict[str, TensorEntry] = {}
+        for path in files:
+            for entry in read_header(path):
+                other = tensors.setdefault(entry.name, entry)
+                if other is not entry:
+                    raise ResourceError(
+                        f"tensor {entry.name!r} is in both {other.path} and {path}", remedy=f"{INDEX_NAME} is missing"
+                    )
+        return cls(directory, tensors)
+
+    def expert(self, spec: MoESpec, layer: int, expert: int) -> ExpertEntries:
+        """The matrices of one expert. Raises ModelRefused: missing, wrong shape, or a type that is no plain float."""
+        names = spec.expert_tensors(layer, expert)
+        wide = (spec.intermediate_size, spec.hidden_size)
+        return ExpertEntries(
+            self._checked(names.gate, wide, spec.layers[layer]),
+            self._checked(names.up, wide, spec.layers[layer]),
+            self._checked(names.down, wide[::-1], spec.layers[layer]),
+        )
+
+    def _checked(self, name: str, shape: tuple[int, ...], prefix: str) -> TensorEntry:
+        entry = self.tensors.get(name)
+        if entry is None:
+            fused = next((other for other in self.tensors if other.startswith(f"{prefix}.gate_up_proj")), None)
+            remedy = f"it has {fused}: experts fused into one tensor cannot be served" if fused else ""
+            raise ModelRefused(f"{self.directory} lacks expert tensor {name}", remedy=remedy)
+        if entry.shape != shape:
+            raise ModelRefused(
+                f"{entry.path}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
+            )
+        if entry.dtype not in _SAFETENSORS_DTYPES:
+            raise ModelRefused(
+                f"{entry.path}: tensor {name} has dtype {entry.dtype}, only {', '.join(_SAFETENSORS_DTYPES)} are served"
+            )
+        return entry
+
+
+def dtype_name(entry: TensorEntry) -> str:
+    """The entry's type as ``MoESpec.dtype`` spells it; only for entries that ``Checkpoint.expert`` returned."""
+    return _SAFETENSORS_DTYPES[entry.dtype]
+
+
+def _by_index(directory: Path, index: Path) -> dict[str, TensorEntry]:
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResourceError(f"cannot read {index}: {error}") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ResourceError(f"{index} has no weight_map from tensor names to file names")
+    tensors: dict[str, TensorEntry] = {}
+    for file in sorted(set(weight_map.values())):
+        if Path(file).name != file:
+            raise ResourceError(f"{index} names {file!r}, which is not a file beside it")
+        path = directory / file
+        if not path.exists():
+            raise ResourceError(f"{index} names {file}, which is missing from {directory}")
+        tensors.update((entry.name, entry) for entry in read_header(path) if weight_map.get(entry.name) == file)
+    missing = next((name for name in weight_map if name not in tensors), None)
+    if missing is not None:
+        raise ResourceError(
+            f"{directory / weight_map[missing]} lacks tensor {missing!r}, which {index.name} puts there"
+        )
+    return tensors

@@ -1,0 +1,101 @@
+"""ExpertKernel: one way of holding experts resident and of computing an item with them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from ffn_faas.errors import ResourceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ffn_faas.experts.spec import MoESpec
+
+
+class ExpertKernel(ABC):
+    """prepare -> allocate -> per layer, in order: layer_buffers, (filled), finish_layer -> finish -> compute ...
+
+    One thread calls all of these; ``compute`` may use torch's intra-op threads.
+    """
+
+    name: str
+
+    def __init__(self, spec: MoESpec) -> None:
+        self.spec = spec
+        self.num_local_experts = 0
+
+    def prepare(self) -> None:
+        """Check, without weight memory, that this machine and model can be served.
+
+        Raises ModelRefused for a shape the kernel cannot do, ResourceError when a library is missing.
+        """
+        return
+
+    def allocate(self, experts: range) -> None:
+        """Take the memory of ``experts`` (global ids, the same on every layer). Raises ResourceError, ModelRefused."""
+        self.num_local_experts = len(experts)
+
+    @abstractmethod
+    def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the loader writes a layer: w13 [E_local, 2I, H] (gate rows, then up rows) and w2 [E_local, H, I].
+
+        Contiguous, in the spec's dtype, owned by the kernel, valid until ``finish_layer(layer)``.
+        """
+
+    def finish_layer(self, layer: int) -> None:  # noqa: ARG002
+        """The buffers of ``layer`` are filled: bring them into the kernel's own layout."""
+        return
+
+    def finish(self) -> None:
+        """All layers are filled: free what only loading needed."""
+        return
+
+    @property
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """Bytes of weights that stay in memory after ``finish``."""
+
+    @abstractmethod
+    def compute(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """``out[t] = sum_k weights[t, k] * expert[expert_ids[t, k]](hidden[t])``.
+
+        ``hidden`` [T, H] in the spec's dtype, ``expert_ids`` [T, K] i32 local ids, checked to be below E_local; a
+        negative id is no expert and its weight is not read. ``weights`` [T, K] f32. ``out`` [T, H] f32: every row
+        is written, rows without an expert with zeros. All contiguous, on the CPU, owned by the caller; T may be 0.
+        A NaN in a row stays in its row.
+        """
+
+    def warm_up(self) -> None:
+        """Compute one row with each layer's first expert, so that the first post finds threads started."""
+        import torch
+
+        hidden = torch.zeros(1, self.spec.hidden_size, dtype=getattr(torch, self.spec.dtype))
+        expert_ids = torch.full((1, self.spec.top_k), -1, dtype=torch.int32)
+        expert_ids[0, 0] = 0
+        out = torch.empty(1, self.spec.hidden_size)
+        for layer in range(self.spec.num_layers):
+            self.compute(layer, hidden, expert_ids, torch.ones(1, self.spec.top_k), out)
+
+    def release(self) -> None:
+        """Drop the weights. Idempotent; ``compute`` is not called afterwards."""
+        return
+
+
+def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """An uninitialised CPU tensor. Raises ResourceError when the memory cannot be had."""
+    import torch
+
+    try:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    except (RuntimeError, MemoryError) as error:
+        raise ResourceError(
+            f"cannot allocate {dtype} {list(shape)} for experts: {error}", remedy="use more F ranks or a larger host"
+        ) from error

@@ -1,0 +1,90 @@
+"""Portable kernel: plain torch, one pass per hit expert, f32 inside. Reads each hit expert's weights once per item."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ffn_faas.experts.kernels.base import ExpertKernel, empty
+
+if TYPE_CHECKING:
+    import torch
+
+_SCRATCH_ELEMENTS = 1 << 19
+"""f32 copies of weights are made in blocks of this many elements (2 MiB), so that they stay in cache."""
+
+
+class TorchKernel(ExpertKernel):
+    """All layers in one tensor per matrix: the row of an expert is ``layer * E_local + local id``.
+
+    Weights of two bytes are widened to f32 block by block: torch's own bf16 product rounds its result, which would
+    cost more accuracy than stock loses in all, and without bf16 instructions it is slower as well.
+    """
+
+    name = "torch"
+
+    def allocate(self, experts: range) -> None:
+        super().allocate(experts)
+        spec = self.spec
+        rows = spec.num_layers * len(experts)
+        self._w13 = empty((rows, 2 * spec.intermediate_size, spec.hidden_size), spec.dtype)
+        self._w2 = empty((rows, spec.hidden_size, spec.intermediate_size), spec.dtype)
+        widest = max(spec.hidden_size, spec.intermediate_size)
+        self._scratch = empty((max(_SCRATCH_ELEMENTS, widest),), "float32")
+
+    def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = slice(layer * self.num_local_experts, (layer + 1) * self.num_local_experts)
+        return self._w13[rows], self._w2[rows]
+
+    @property
+    def resident_bytes(self) -> int:
+        return int(self._w13.nbytes + self._w2.nbytes)
+
+    def compute(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        import torch
+
+        out.zero_()
+        # Slots (row, k) that name an expert, sorted by expert.
+        experts = expert_ids.reshape(-1).long()
+        slots = (experts >= 0).nonzero().squeeze(1)
+        experts, order = experts[slots].sort(stable=True)
+        slots = slots[order]
+        if not slots.numel():
+            return
+        rows = torch.div(slots, expert_ids.shape[1], rounding_mode="floor")
+        slot_weights = weights.reshape(-1)[slots].unsqueeze(1)
+        inputs = hidden[rows].float()
+        hit, counts = torch.unique_consecutive(experts, return_counts=True)
+        begin = 0
+        for expert, count in zip(hit.tolist(), counts.tolist(), strict=True):
+            part = slice(begin, begin + count)
+            begin += count
+            row = layer * self.num_local_experts + expert
+            gate_up = self._product(inputs[part], self._w13[row])
+            gate, up = gate_up.chunk(2, dim=1)
+            result = self._product(torch.nn.functional.silu(gate).mul_(up), self._w2[row])
+            out.index_add_(0, rows[part], result.mul_(slot_weights[part]))
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """``x`` [n, in] f32 times ``weight`` [out, in] transposed, in f32."""
+        import torch
+
+        if weight.dtype == torch.float32:
+            return torch.mm(x, weight.t())
+        width = weight.shape[1]
+        block = self._scratch.numel() // width
+        result = x.new_empty(x.shape[0], weight.shape[0])
+        for begin in range(0, weight.shape[0], block):
+            part = weight[begin : begin + block]
+            wide = self._scratch[: part.numel()].view(part.shape).copy_(part)
+            result[:, begin : begin + block] = torch.mm(x, wide.t())
+        return result
+
+    def release(self) -> None:
+        self._w13 = self._w2 = self._scratch = empty((0,), "float32")

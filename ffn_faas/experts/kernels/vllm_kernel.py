@@ -1,0 +1,135 @@
+"""vLLM's own CPU kernel: what stock vLLM computes, bit for bit, where one F rank holds all experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ffn_faas.errors import ModelRefused
+from ffn_faas.experts.kernels.base import ExpertKernel, empty
+from ffn_faas.experts.kernels.vllm_ops import isa, load_ops, ops
+
+if TYPE_CHECKING:
+    import torch
+
+    from ffn_faas.experts.spec import MoESpec
+
+_ALIGNMENT = 32
+_INT32_MAX = (1 << 31) - 1
+"""The kernel's offsets, into a layer's weights and into its scratch memory, are 32-bit."""
+
+
+class VllmKernel(ExpertKernel):
+    """Weights are packed layer by layer out of one staging buffer; the packed layout is vLLM's.
+
+    The kernel takes no id below zero (it would write out of bounds), and its result is rounded to the weights'
+    dtype. So an item whose rows have all their experts here is one call exactly as stock makes it. Else each
+    (row, expert) pair becomes a row of its own with one expert, and the results are summed in f32: no foreign
+    expert is computed and each hit expert is still read once.
+    """
+
+    name = "vllm"
+
+    def __init__(self, spec: MoESpec) -> None:
+        super().__init__(spec)
+        self._hidden, self._inter = spec.hidden_size, spec.intermediate_size
+        self._padded = -(-self._inter // _ALIGNMENT) * _ALIGNMENT
+        self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def prepare(self) -> None:
+        if self._hidden % _ALIGNMENT:
+            raise ModelRefused(
+                f"the vllm kernel needs a hidden size divisible by {_ALIGNMENT}, this model has {self._hidden}",
+                remedy="use --moe-kernel torch",
+            )
+        load_ops()
+
+    def allocate(self, experts: range) -> None:
+        super().allocate(experts)
+        self._isa = isa(self.spec.dtype)
+        count = len(experts)
+        if count * 2 * self._padded * self._hidden > _INT32_MAX:
+            raise ModelRefused(
+                f"the vllm kernel cannot address {count} experts of [{2 * self._padded}, {self._hidden}] in one layer",
+                remedy="use more F ranks or --moe-kernel torch",
+            )
+        self._staging = (
+            empty((count, 2 * self._inter, self._hidden), self.spec.dtype),
+            empty((count, self._hidden, self._inter), self.spec.dtype),
+        )
+        self._packed = [
+            (
+                empty((count, 2 * self._padded, self._hidden), self.spec.dtype),
+                empty((count, self._hidden, self._padded), self.spec.dtype),
+            )
+            for _ in range(self.spec.num_layers)
+        ]
+
+    def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        return self._staging
+
+    def finish_layer(self, layer: int) -> None:
+        w13, w2 = self._staging
+        inter, padded = self._inter, self._padded
+        if padded != inter:
+            narrow13, narrow2 = w13, w2
+            w13 = narrow13.new_zeros(narrow13.shape[0], 2 * padded, self._hidden)
+            w13[:, :inter] = narrow13[:, :inter]
+            w13[:, padded : padded + inter] = narrow13[:, inter:]
+            w2 = narrow2.new_zeros(narrow2.shape[0], self._hidden, padded)
+            w2[:, :, :inter] = narrow2
+        for weight, packed in zip((w13, w2), self._packed[layer], strict=True):
+            ops().prepack_moe_weight(weight, packed, self._isa)
+
+    def finish(self) -> None:
+        self._staging = (empty((0,), "float32"), empty((0,), "float32"))
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(w13.nbytes + w2.nbytes for w13, w2 in self._packed)
+
+    def compute(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        valid = expert_ids >= 0
+        if valid.all():
+            self._call(layer, hidden, expert_ids, weights, out)
+            return
+        out.zero_()
+        occupied = valid.any(dim=1)
+        if valid[occupied].all():
+            # Whole rows without an expert are padding; the others are as stock has them.
+            rows = occupied.nonzero().squeeze(1)
+            result = out.new_empty(rows.numel(), out.shape[1])
+            self._call(layer, hidden[rows], expert_ids[rows], weights[rows], result)
+            out[rows] = result
+            return
+        rows, slots = valid.nonzero(as_tuple=True)
+        result = out.new_empty(rows.numel(), out.shape[1])
+        ids, pair_weights = expert_ids[rows, slots].unsqueeze(1), weights[rows, slots].unsqueeze(1)
+        self._call(layer, hidden[rows], ids, pair_weights, result)
+        out.index_add_(0, rows, result)
+
+    def _call(
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Stock's call; every id is valid. A row's result does not depend on the others, so that splitting is exact."""
+        import torch
+
+        w13, w2 = self._packed[layer]
+        per_row = ids.shape[1] * (4 * self._hidden + hidden.element_size() * self._padded + 8)
+        step = max(1, (_INT32_MAX // 2) // max(1, per_row))
+        for begin in range(0, hidden.shape[0], step):
+            part = slice(begin, begin + step)
+            rows = hidden[part]
+            result = torch.empty_like(rows)
+            ops().cpu_fused_moe(result, rows, w13, w2, None, None, weights[part], ids[part], False, "silu", self._isa)
+            out[part] = result
+
+    def release(self) -> None:
+        self._packed = []
+        self.finish()

@@ -1,0 +1,191 @@
+"""Reads the owned experts, and nothing else, from the checkpoint into a kernel's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffn_faas.errors import ResourceError
+from ffn_faas.experts.checkpoint import Checkpoint, dtype_name
+from ffn_faas.experts.safetensors_header import TensorEntry, open_unbuffered
+
+if TYPE_CHECKING:
+    import torch
+
+    from ffn_faas.experts.kernels.base import ExpertKernel
+    from ffn_faas.experts.spec import MoESpec
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from the thread that loads."""
+
+_LARGEST_READ = 1 << 30
+
+
+@dataclass(frozen=True)
+class StorageAccount:
+    """What loading cost: bytes from files, bytes that stay resident, seconds."""
+
+    bytes_read: int
+    resident_bytes: int
+    experts: range
+    layers: int
+    dtype: str
+    seconds: float
+
+    def __str__(self) -> str:
+        first, last = self.experts.start, self.experts.stop - 1
+        return (
+            f"experts {first}-{last} ({len(self.experts)}) of {self.layers} layers, {self.dtype}: "
+            f"{_size(self.bytes_read)} read, {_size(self.resident_bytes)} resident, {self.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True)
+class _Read:
+    entry: TensorEntry
+    destination: torch.Tensor
+
+
+def load_experts(
+    spec: MoESpec,
+    checkpoint: Checkpoint | None,
+    experts: range,
+    kernel: ExpertKernel,
+    progress: Progress,
+    *,
+    seed: int = 0,
+    threads: int = 4,
+) -> StorageAccount:
+    """Allocate ``kernel`` for ``experts`` (global ids) and fill it; no ``checkpoint`` makes dummy weights of ``seed``.
+
+    Every expert tensor's header is checked before the first byte is read. Blocks. Raises ResourceError (memory, a
+    file that cannot be read or shrank), ModelRefused (missing tensor, wrong shape or dtype).
+    """
+    started = time.monotonic()
+    if checkpoint is not None:
+        for layer in range(spec.num_layers):
+            for expert in experts:
+                checkpoint.expert(spec, layer, expert)
+    kernel.prepare()
+    kernel.allocate(experts)
+    fill = _dummy_layers(seed) if checkpoint is None else _checkpoint_layers(checkpoint, threads)
+    bytes_read = fill(spec, experts, kernel, progress)
+    kernel.finish()
+    seconds = time.monotonic() - started
+    return StorageAccount(bytes_read, kernel.resident_bytes, experts, spec.num_layers, spec.dtype, seconds)
+
+
+_Fill = Callable[["MoESpec", range, "ExpertKernel", Progress], int]
+
+
+def _dummy_layers(seed: int) -> _Fill:
+    def fill(spec: MoESpec, experts: range, kernel: ExpertKernel, progress: Progress) -> int:
+        from ffn_faas.experts.dummy import DummyWeights
+
+        dummy = DummyWeights(spec, seed)
+        layer_bytes = len(experts) * spec.expert_bytes
+        for layer in range(spec.num_layers):
+            targets = _layer_targets(spec, experts, kernel, layer)
+            for expert in experts:
+                for matrix in range(3):
+                    dummy.fill(next(targets), layer, expert, matrix)
+            kernel.finish_layer(layer)
+            progress((layer + 1) * layer_bytes, spec.num_layers * layer_bytes)
+        return 0
+
+    return fill
+
+
+def _checkpoint_layers(checkpoint: Checkpoint, threads: int) -> _Fill:
+    def fill(spec: MoESpec, experts: range, kernel: ExpertKernel, progress: Progress) -> int:
+        layers = [list(_layer_entries(spec, checkpoint, experts, layer)) for layer in range(spec.num_layers)]
+        total = sum(entry.nbytes for layer in layers for entry in layer)
+        done = reported = 0
+        with _files({entry.path for layer in layers for entry in layer}) as files, _pool(threads) as pool:
+            for layer, entries in enumerate(layers):
+                targets = _layer_targets(spec, experts, kernel, layer)
+                reads = map(_Read, entries, targets)
+                pending = [pool.submit(_read, files[read.entry.path], read) for read in reads]
+                for future in as_completed(pending):
+                    done += future.result()
+                    if done - reported >= total // 200:
+                        reported = done
+                        progress(done, total)
+                kernel.finish_layer(layer)
+            progress(done, total)
+        return done
+
+    return fill
+
+
+def _layer_entries(spec: MoESpec, checkpoint: Checkpoint, experts: range, layer: int) -> Iterator[TensorEntry]:
+    for expert in experts:
+        entries = checkpoint.expert(spec, layer, expert)
+        yield from (entries.gate, entries.up, entries.down)
+
+
+def _layer_targets(spec: MoESpec, experts: range, kernel: ExpertKernel, layer: int) -> Iterator[torch.Tensor]:
+    """Destinations in the order of ``_layer_entries``; each is contiguous."""
+    w13, w2 = kernel.layer_buffers(layer)
+    for local in range(len(experts)):
+        yield w13[local, : spec.intermediate_size]
+        yield w13[local, spec.intermediate_size :]
+        yield w2[local]
+
+
+def _read(fd: int, read: _Read) -> int:
+    """Fill the destination, straight from the file unless the dtype differs. Returns the bytes read."""
+    import torch
+
+    entry, destination = read.entry, read.destination
+    stored = getattr(torch, dtype_name(entry))
+    target = destination if destination.dtype == stored else torch.empty(destination.shape, dtype=stored)
+    view = memoryview((ctypes.c_char * entry.nbytes).from_address(target.data_ptr())).cast("B")
+    done = 0
+    while done < entry.nbytes:
+        try:
+            count = os.preadv(fd, [view[done : done + _LARGEST_READ]], entry.offset + done)
+        except OSError as error:
+            raise ResourceError(f"cannot read {entry.name} from {entry.path}: {error.strerror}") from error
+        if count == 0:
+            raise ResourceError(
+                f"{entry.path} is truncated: tensor {entry.name} needs {entry.nbytes} bytes, {done} were there"
+            )
+        done += count
+    if target is not destination:
+        destination.copy_(target)
+    return done
+
+
+@contextmanager
+def _files(paths: set[Path]) -> Iterator[dict[Path, int]]:
+    with ExitStack() as stack:
+        opened = {}
+        for path in sorted(paths):
+            try:
+                opened[path] = open_unbuffered(path)
+            except OSError as error:
+                raise ResourceError(f"cannot open {path}: {error.strerror}") from error
+            stack.callback(os.close, opened[path])
+        yield opened
+
+
+@contextmanager
+def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Reads that have not begun are dropped when one failed."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="ffn-read")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"

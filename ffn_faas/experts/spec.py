@@ -1,0 +1,153 @@
+"""MoESpec: all that F needs to know about a model, read from its config.json. No torch, no weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ffn_faas.errors import ModelRefused, UsageError
+from ffn_faas.experts.architectures import ARCHITECTURES, Architecture
+
+ELEMENT_SIZES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_LARGEST_FIELD = 1 << 24
+
+
+class ExpertTensors(NamedTuple):
+    """Checkpoint names of one expert's matrices: gate and up [I, H], down [H, I]."""
+
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True)
+class MoESpec:
+    """The routed experts of one model; every layer in ``layers`` has the same shape."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    dtype: str
+    """bfloat16, float16 or float32: type of the resident weights and of hidden rows on the wire."""
+    activation: str
+    quantization: str
+    """"none", or the method's name."""
+    layers: tuple[str, ...]
+    """Checkpoint prefix of each routed-experts layer, in model order: model.layers.3.mlp.experts."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Resident bytes of one expert of one layer."""
+        return 3 * self.hidden_size * self.intermediate_size * ELEMENT_SIZES[self.dtype]
+
+    def expert_tensors(self, layer: int, expert: int) -> ExpertTensors:
+        """Checkpoint names of the matrices of global expert ``expert`` of ``layers[layer]``."""
+        row = ARCHITECTURES[self.architecture]
+        prefix = f"{self.layers[layer]}.{expert}"
+        return ExpertTensors(f"{prefix}.{row.gate}.weight", f"{prefix}.{row.up}.weight", f"{prefix}.{row.down}.weight")
+
+    @classmethod
+    def from_model_dir(cls, path: Path, dtype: str = "auto") -> MoESpec:
+        """Read ``path``/config.json. Raises UsageError (not there, not JSON), ModelRefused (cannot be served)."""
+        config_path = path / "config.json"
+        try:
+            config = json.loads(config_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(f"{path} holds no config.json", remedy="MODEL is a Hugging Face directory") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"cannot read {config_path}: {error}") from error
+        return cls.from_config(config, dtype, name=str(path))
+
+    @classmethod
+    def from_config(cls, config: object, dtype: str = "auto", *, name: str = "the model") -> MoESpec:
+        """``dtype`` as ``--dtype``: auto, bfloat16, float16, half, float32 or float; ``name`` is for messages."""
+        if not isinstance(config, dict):
+            raise ModelRefused(f"{name}: config.json does not hold an object")
+        architecture, row = _architecture(config, name)
+        quantization = config.get("quantization_config") or config.get("compression_config")
+        if quantization:
+            method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
+            raise ModelRefused(
+                f"{name}: quantization {str(method)!r} cannot be served", remedy="use an unquantized checkpoint"
+            )
+        activation = config.get(row.activation, "silu")
+        if activation != "silu":
+            raise ModelRefused(f"{name}: activation {activation!r} cannot be served, only 'silu'")
+        layers = _moe_layers(config, row, name)
+        experts_field = next((field for field in row.num_experts if config.get(field) is not None), row.num_experts[0])
+        spec = cls(
+            architecture=architecture,
+            hidden_size=_positive(config, row.hidden_size, name),
+            intermediate_size=_positive(config, row.intermediate_size, name),
+            num_experts=_positive(config, experts_field, name),
+            top_k=_positive(config, row.top_k, name),
+            dtype=resolve_dtype(config, dtype, name),
+            activation="silu",
+            quantization="none",
+            layers=layers,
+        )
+        if spec.top_k > spec.num_experts:
+            raise ModelRefused(f"{name}: {row.top_k} {spec.top_k} is more than its {spec.num_experts} experts")
+        return spec
+
+
+def resolve_dtype(config: Mapping[str, Any], asked: str, name: str = "the model") -> str:
+    """As vLLM's ``--dtype``: auto takes the checkpoint's type, but bfloat16 for a float32 checkpoint.
+
+    vLLM guesses from the tensors when config.json is silent; here the user is asked.
+    """
+    asked = asked.lower()
+    asked = _DTYPE_ALIASES.get(asked, asked)
+    if asked in ELEMENT_SIZES:
+        return asked
+    if asked != "auto":
+        raise UsageError(f"dtype {asked!r} is unknown", remedy="auto, bfloat16, float16, half, float32 or float")
+    stored = config.get("dtype") or config.get("torch_dtype")
+    if stored is None:
+        raise UsageError(f"{name}: config.json names no dtype", remedy="give --dtype, the same on both sides")
+    stored = str(stored).removeprefix("torch.")
+    if stored not in ELEMENT_SIZES:
+        raise ModelRefused(f"{name}: dtype {stored!r} cannot be served, only {', '.join(ELEMENT_SIZES)}")
+    return "bfloat16" if stored == "float32" else stored
+
+
+def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, Architecture]:
+    listed = config.get("architectures")
+    architectures = [str(entry) for entry in listed] if isinstance(listed, list) else []
+    for architecture in architectures:
+        if architecture in ARCHITECTURES:
+            return architecture, ARCHITECTURES[architecture]
+    named = ", ".join(architectures) or "no architecture"
+    if not any("expert" in key for key in config):
+        raise ModelRefused(f"{name} ({named}) is not a Mixture-of-Experts model: it has no routed experts to serve")
+    raise ModelRefused(f"{name}: architecture {named} is unknown", remedy="known: " + ", ".join(ARCHITECTURES))
+
+
+def _moe_layers(config: Mapping[str, Any], row: Architecture, name: str) -> tuple[str, ...]:
+    count = _positive(config, "num_hidden_layers", name)
+    if config.get("decoder_sparse_step") is not None:
+        _positive(config, "decoder_sparse_step", name)
+    dense = config.get("mlp_only_layers")
+    if dense is not None and not (isinstance(dense, list) and all(type(layer) is int for layer in dense)):
+        raise ModelRefused(f"{name}: mlp_only_layers is {dense!r}, not a list of layer numbers")
+    layers = tuple(row.experts_prefix.format(layer) for layer in range(count) if row.is_moe_layer(config, layer))
+    if not layers:
+        raise ModelRefused(f"{name}: none of its {count} layers has routed experts")
+    return layers
+
+
+def _positive(config: Mapping[str, Any], field: str, name: str) -> int:
+    value = config.get(field)
+    if type(value) is not int or not 0 < value <= _LARGEST_FIELD:
+        raise ModelRefused(f"{name}: config.json has {field} = {value!r}, a positive number is needed")
+    return value
