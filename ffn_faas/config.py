@@ -52,9 +52,14 @@ class ServeConfig:
         return self.port + self.world.local_rank
 
     @property
+    def binds_all_addresses(self) -> bool:
+        """Whether ``host`` says where to listen but not where to be found."""
+        return self.host in ("", "::") or not self.host.strip("0.")
+
+    @property
     def rank_zero_host(self) -> str:
         """Where other F ranks reach F rank 0."""
-        if self.world.size == self.world.local_size and self.host not in ("0.0.0.0", "::", ""):
+        if self.world.size == self.world.local_size and not self.binds_all_addresses:
             return self.host
         return self.world.master_addr
 

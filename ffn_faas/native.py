@@ -17,7 +17,9 @@ def load() -> ModuleType:
     try:
         return importlib.import_module("ffn_faas._native")
     except ImportError as error:
-        raise NativeMissing(f"the compiled module ffn_faas._native cannot be imported: {error}", remedy=REMEDY) from error
+        raise NativeMissing(
+            f"the compiled module ffn_faas._native cannot be imported: {error}", remedy=REMEDY
+        ) from error
 
 
 def attention_ops_library() -> Path:

@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", dest="model_flag", help=argparse.SUPPRESS)
     add("--revision", help="revision of a hub id (default: what the cache calls main)")
     add("--host", default="127.0.0.1", help="management address to bind (default: %(default)s)")
-    add("--port", type=int, default=config.DEFAULT_PORT, help="base port; local rank r listens on port + r (%(default)s)")
+    add("--port", type=int, default=config.DEFAULT_PORT, help="base port; local rank r has port + r (%(default)s)")
     add("--dtype", default="auto", choices=config.DTYPES, help="weights and wire type; auto: as the checkpoint says")
     add(
         "--max-num-batched-tokens",
@@ -67,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=config.MOE_KERNELS,
         help="auto = torch; vllm: vLLM's own CPU kernel, the same bits as local experts; zero: returns zeros (control)",
     )
-    add("--drain-timeout", type=float, default=15.0, metavar="S", help="seconds for posts in flight at stop (%(default)s)")
-    add("--world-timeout", type=float, default=300.0, metavar="S", help="seconds for all F ranks to join (%(default)s)")
+    add("--drain-timeout", type=float, default=15.0, metavar="S", help="seconds to finish posts at stop (%(default)s)")
+    add("--world-timeout", type=float, default=300.0, metavar="S", help="seconds for F ranks to join (%(default)s)")
     add("--log-json", action="store_true", help="one JSON object per log line")
     return parser
 
@@ -150,13 +150,12 @@ def _agreed_world(data_parallel_size: int | None, num_ffn_ranks: int | None) -> 
 def _from_environment(parser: argparse.ArgumentParser) -> list[str]:
     """FFN_FAAS_<FLAG> settings as arguments, to stand before those of the command line, which then win."""
     arguments: list[str] = []
-    for option, action in sorted(parser._option_string_actions.items()):
-        if not option.startswith("--") or isinstance(action, argparse._HelpAction):
+    for name, default in vars(parser.parse_args([])).items():
+        value = env.setting(name)
+        if value is None or name in ("model", "model_flag"):
             continue
-        value = env.setting(option.lstrip("-"))
-        if value is None:
-            continue
-        if action.nargs != 0:
+        option = f"--{name.replace('_', '-')}"
+        if not isinstance(default, bool):
             arguments.append(f"{option}={value}")
         elif value.lower() in ("1", "true", "yes"):
             arguments.append(option)

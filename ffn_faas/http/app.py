@@ -92,7 +92,7 @@ def _status(state: ServiceState) -> dict[str, Any]:
         "moe_kernel": state.moe_kernel,
         "model": state.config.model,
         "fingerprint": state.offer.fingerprint.model_dump(),
-        "experts_per_rank": state.session_expert_counts,
+        "experts_per_rank": state.experts_per_rank,
         "sessions": [
             {
                 "session": session.id,

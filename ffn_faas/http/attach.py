@@ -135,7 +135,7 @@ class AttachedRank:
             ffn_rank=state.config.world.rank,
             num_ffn_ranks=state.config.world.size,
             addresses=state.world.addresses,
-            expert_counts=state.session_expert_counts,
+            expert_counts=state.experts_per_rank,
             capacity=self._session.capacity,
             epoch=self._session.epoch,
             software_version=__version__,
@@ -170,7 +170,7 @@ class AttachedRank:
             top_k=spec.top_k,
             element_size=ELEMENT_SIZES[spec.dtype],
         )
-        owned = self._state.session_expert_counts[self._state.config.world.rank]
+        owned = self._state.experts_per_rank[self._state.config.world.rank]
         self._link.window, offer = await asyncio.to_thread(
             connector.open_link, geometry, self._session.epoch, [owned] * len(spec.layers)
         )

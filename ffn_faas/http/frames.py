@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ValidationError
 
-from ffn_faas.protocol import messages
+from ffn_faas.protocol import handshake, messages
 
 log = logging.getLogger(__name__)
 POLICY_VIOLATION = 1008
@@ -45,10 +45,18 @@ async def first(socket: WebSocket) -> messages.AnyMessage | None:
     """The peer's first message; None (and the peer told why) when there is none that can be read."""
     try:
         text = await asyncio.wait_for(socket.receive_text(), FIRST_MESSAGE_TIMEOUT_S)
-        return messages.parse(text)
     except (WebSocketDisconnect, KeyError):
         return None
-    except (asyncio.TimeoutError, ValidationError) as error:
+    except asyncio.TimeoutError:
+        await refuse(socket, f"first message: nothing within {FIRST_MESSAGE_TIMEOUT_S:.0f} s")
+        return None
+    foreign = messages.foreign_protocol(text)
+    if foreign is not None:
+        await refuse(socket, handshake.version_refusal(foreign))
+        return None
+    try:
+        return messages.parse(text)
+    except ValidationError as error:
         await refuse(socket, f"first message: {describe(error)}")
         return None
 
@@ -65,9 +73,7 @@ async def pump(socket: WebSocket, put: Callable[[messages.AnyMessage | None], No
         put(None)
 
 
-def describe(error: Exception) -> str:
-    """One line for a timeout or a message that does not validate."""
-    if isinstance(error, ValidationError):
-        detail = error.errors()[0]
-        return f"{'.'.join(map(str, detail['loc'])) or 'message'}: {detail['msg']}"
-    return f"nothing within {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
+def describe(error: ValidationError) -> str:
+    """One line for a message that does not validate."""
+    detail = error.errors()[0]
+    return f"{'.'.join(map(str, detail['loc'])) or 'message'}: {detail['msg']}"

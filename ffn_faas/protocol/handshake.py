@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ffn_faas import __version__
 from ffn_faas.protocol import PROTOCOL_VERSION
 from ffn_faas.protocol.messages import Attach, Fingerprint, HostIdentity
 
@@ -22,16 +23,12 @@ class Offer:
     host: HostIdentity
     num_ffn_ranks: int
     max_capacity: int
-    software_version: str
 
 
 def refusal(attach: Attach, offer: Offer) -> str | None:
     """The first thing that does not fit, as the one text that both sides show; None when all fits."""
     if attach.protocol_version != PROTOCOL_VERSION:
-        return (
-            f"protocol version: Attention speaks {attach.protocol_version} (ffn_faas {attach.software_version}), "
-            f"F speaks {PROTOCOL_VERSION} (ffn_faas {offer.software_version}); install matching versions of ffn_faas"
-        )
+        return version_refusal(str(attach.protocol_version))
     for field in Fingerprint.model_fields:
         theirs, ours = getattr(attach.fingerprint, field), getattr(offer.fingerprint, field)
         if theirs != ours:
@@ -55,6 +52,14 @@ def refusal(attach: Attach, offer: Offer) -> str | None:
             "needs one host and one network namespace (the containers of one pod have that)"
         )
     return None
+
+
+def version_refusal(theirs: str) -> str:
+    """Two versions of the protocol meet."""
+    return (
+        f"protocol version: Attention speaks {theirs}, F speaks {PROTOCOL_VERSION} (ffn_faas {__version__}); "
+        "install matching versions of ffn_faas on both sides"
+    )
 
 
 def granted_capacity(attach: Attach, offer: Offer) -> int:

@@ -7,9 +7,12 @@ the socket is silent; its close, or Ended, ends the session. docs/protocol.md te
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from ffn_faas.protocol import PROTOCOL_VERSION
 
 
 class Message(BaseModel):
@@ -199,3 +202,13 @@ _ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)
 def parse(text: str | bytes) -> AnyMessage:
     """One frame to its message; raises ``pydantic.ValidationError`` for anything else."""
     return _ADAPTER.validate_json(text)
+
+
+def foreign_protocol(text: str | bytes) -> str | None:
+    """The protocol version of a first message that another version wrote, so that it may not even validate."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    version = content.get("protocol_version") if isinstance(content, dict) else None
+    return None if version in (None, PROTOCOL_VERSION) else str(version)

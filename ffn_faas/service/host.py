@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ffn_faas import __version__
 from ffn_faas.backends import create_backend
-from ffn_faas.backends.base import FFNBackend
+from ffn_faas.backends.base import FFNBackend, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors.host_identity import host_identity
 from ffn_faas.errors import FfnError, ModelRefused
@@ -77,7 +77,6 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         host=host_identity(),
         num_ffn_ranks=config.world.size,
         max_capacity=config.max_num_batched_tokens,
-        software_version=__version__,
     )
     world = _world(config, lifecycle, stop)
     owned = expert_range(spec.num_experts, config.world.size, config.world.rank)
@@ -95,8 +94,7 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
 
 
 def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> WorldView:
-    host = config.host if config.host not in ("0.0.0.0", "::", "") else socket.gethostname()
-    own_address = f"{host}:{config.listen_port}"
+    own_address = f"{socket.gethostname() if config.binds_all_addresses else config.host}:{config.listen_port}"
     kind = WorldMember if config.world.rank else WorldHub
     return kind(config, lifecycle, stop, own_address)
 
@@ -136,7 +134,7 @@ def _stop(state: ServiceState, backend: FFNBackend) -> None:
     log.info("stopped: %s", reason)
 
 
-def _progress(lifecycle: Lifecycle, stop: StopRequest):  # type: ignore[no-untyped-def]
+def _progress(lifecycle: Lifecycle, stop: StopRequest) -> ProgressReport:
     def report(done: int, total: int) -> None:
         stop.raise_if_requested()
         lifecycle.report(done, total)

@@ -32,7 +32,7 @@ class ServiceState:
     moe_kernel: str = ""
 
     @property
-    def session_expert_counts(self) -> list[int]:
+    def experts_per_rank(self) -> list[int]:
         """Experts per layer of every F rank."""
         from ffn_faas.protocol.topology import expert_counts
 

@@ -51,26 +51,28 @@ class WorldMember(WorldView):
         socket = self._connected()
         if socket is None:
             return
-        self._socket = socket
-        world = self.config.world
-        self._send(
-            WorldJoin(
-                rank=world.rank,
-                world_size=world.size,
-                address=self._own_address,
-                launch=self.config.launch_settings(),
-            )
-        )
-        try:
-            for frame in socket:
-                self._heard(parse(frame))
-        except (ConnectionClosed, OSError):
-            pass
+        with socket:
+            self._socket = socket
+            self._send(self._join_message())
+            try:
+                for frame in socket:
+                    self._heard(parse(frame))
+            except (ConnectionClosed, OSError):
+                log.debug("the connection to F rank 0 ended")
         if not self._closing:
             self.stop.request(
                 f"F rank 0 ({self._hub}) was lost",
                 WorldLost(f"F rank 0 ({self._hub}) was lost", remedy="look at F rank 0's log"),
             )
+
+    def _join_message(self) -> WorldJoin:
+        world = self.config.world
+        return WorldJoin(
+            rank=world.rank,
+            world_size=world.size,
+            address=self._own_address,
+            launch=self.config.launch_settings(),
+        )
 
     def _connected(self) -> ClientConnection | None:
         deadline = time.monotonic() + self.config.world_timeout_s

@@ -57,5 +57,5 @@ def _step_metrics(statistics: dict[str, float]) -> Iterable[Metric]:
 def exposition(state: ServiceState) -> bytes:
     """The current values in Prometheus text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(state))  # type: ignore[arg-type]
+    registry.register(_Collector(state))
     return generate_latest(registry)

@@ -1,0 +1,147 @@
+"""The attach socket: grants, refusals, windows, ends."""
+
+import json
+import time
+from contextlib import contextmanager
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from ffn_faas.protocol import messages
+from ffn_faas.service.lifecycle import Phase
+from tests.http.conftest import FINGERPRINT, attach_message, receive
+
+
+def wait_until(condition, timeout=5.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def attached(service, **changes):
+    with service.socket() as socket:
+        socket.send(attach_message(**changes))
+        receive(socket, "granted")
+        receive(socket, "windows")
+        socket.send(messages.WindowsMapped().model_dump_json())
+        receive(socket, "attached")
+        yield socket
+
+
+def test_an_attach_is_granted_before_the_weights_are_loaded(service):
+    with service.socket() as socket:
+        socket.send(attach_message(capacity=4096))
+        granted = receive(socket, "granted")
+        assert granted["capacity"] == 512
+        assert granted["expert_counts"] == [8]
+        assert granted["addresses"] == [f"127.0.0.1:{service.port}"]
+        service.to(Phase.LOADING)
+        assert json.loads(socket.recv(timeout=5))["type"] == "progress"
+        service.to(Phase.CAPTURING, Phase.READY)
+        windows = receive(socket, "windows")
+        assert (windows["broker"], windows["ticket"]) == ("broker", "ticket")
+        assert service.connector.active == set()
+        socket.send(messages.WindowsMapped().model_dump_json())
+        receive(socket, "attached")
+        assert service.connector.active == {1}
+    geometry, epoch, counts = service.connector.opened[0]
+    assert (geometry.capacity, geometry.hidden_size, geometry.top_k, geometry.element_size) == (512, 64, 2, 2)
+    assert epoch == granted["epoch"]
+    assert counts == [8, 8]
+    wait_until(lambda: not service.connector.active)
+
+
+def test_a_mismatch_is_refused_naming_both_values_and_the_others_stay(service):
+    service.to_ready()
+    with attached(service), service.socket() as wrong:
+        fingerprint = FINGERPRINT.model_copy(update={"hidden_size": 96})
+        wrong.send(attach_message(instance="other", fingerprint=fingerprint))
+        refused = receive(wrong, "refused")
+        assert "96" in refused["reason"]
+        assert "64" in refused["reason"]
+        with pytest.raises(ConnectionClosed):
+            wrong.recv(timeout=5)
+        assert service.connector.active == {1}
+        assert service.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"type": "nonsense"}',
+        '{"type": "attach"}',
+        '{"type": "detach"}',
+        attach_message().replace('"capacity":256', '"capacity":-1'),
+    ],
+)
+def test_a_first_message_that_is_no_attach_is_refused_with_the_reason(service, text):
+    with service.socket() as socket:
+        socket.send(text)
+        assert receive(socket, "refused")["reason"].startswith("first message")
+    assert service.state.sessions.snapshot() == []
+
+
+def test_a_newer_protocol_is_refused_by_its_number_even_if_its_message_has_unknown_fields(service):
+    message = json.loads(attach_message()) | {"protocol_version": 99, "colour": "blue"}
+    with service.socket() as socket:
+        socket.send(json.dumps(message))
+        assert "Attention speaks 99" in receive(socket, "refused")["reason"]
+
+
+def test_layer_names_are_matched_by_name_not_by_count(service):
+    with service.socket() as socket:
+        socket.send(attach_message())
+        receive(socket, "granted")
+        socket.send(messages.Layers(names=["model.layers.1.mlp.experts"]).model_dump_json())
+        assert receive(socket, "layers_accepted")["indices"] == [1]
+        socket.send(messages.Layers(names=["model.layers.7.mlp.experts"]).model_dump_json())
+        assert "model.layers.7.mlp.experts" in receive(socket, "refused")["reason"]
+    wait_until(lambda: service.state.sessions.snapshot() == [])
+
+
+def test_the_same_a_rank_twice_is_refused_and_may_attach_again_after_it_left(service):
+    service.to_ready()
+    with attached(service), service.socket() as second:
+        second.send(attach_message())
+        assert "already attached" in receive(second, "refused")["reason"]
+    wait_until(lambda: service.state.sessions.snapshot() == [])
+    with attached(service):
+        assert service.connector.active == {2}
+
+
+def test_the_death_of_one_a_rank_ends_its_instance_and_no_other(service):
+    service.to_ready()
+    with (
+        attached(service, num_attention_ranks=2) as a0,
+        attached(service, num_attention_ranks=2, attention_rank=1) as a1,
+        attached(service, instance="other"),
+    ):
+        a1.socket.close()
+        ended = receive(a0, "ended")
+        assert "A rank 1/2" in ended["reason"]
+        wait_until(lambda: service.connector.active == {3})
+
+
+def test_ranks_of_one_instance_must_agree_about_their_number(service):
+    service.to_ready()
+    with attached(service, num_attention_ranks=2), service.socket() as socket:
+        socket.send(attach_message(num_attention_ranks=3, attention_rank=1))
+        reason = receive(socket, "refused")["reason"]
+        assert "2 A ranks" in reason
+        assert "3" in reason
+
+
+def test_a_stopping_f_tells_its_attentions_and_takes_no_new_ones(service):
+    service.to_ready()
+    with attached(service) as socket:
+        service.state.stop.request("SIGTERM")
+        service.state.sessions.end_all("F stopped: SIGTERM")
+        assert receive(socket, "ended")["reason"] == "F stopped: SIGTERM"
+    with service.socket() as late:
+        late.send(attach_message(instance="late"))
+        assert "SIGTERM" in receive(late, "refused")["reason"]

@@ -1,0 +1,114 @@
+"""F ranks join F rank 0, agree, and end together."""
+
+import time
+
+import pytest
+
+from ffn_faas.config import ServeConfig, World
+from ffn_faas.errors import LaunchDisagreement, WorldLost
+from ffn_faas.service.lifecycle import Lifecycle, Phase
+from ffn_faas.service.stop import StopRequest
+from ffn_faas.service.world_member import WorldMember
+from tests.http.conftest import Service
+
+
+def wait_until(condition, timeout=5.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def hub():
+    service = Service(World(rank=0, size=3, local_size=3))
+    yield service
+    service.server.shutdown()
+
+
+@pytest.fixture
+def member(hub):
+    members = []
+
+    def make(rank, **changes):
+        fields = {"model": "m", "port": hub.port, "world": World(rank, 3, rank, 3), "world_timeout_s": 5.0}
+        made = WorldMember(
+            ServeConfig(**(fields | changes)), Lifecycle(), StopRequest(), f"127.0.0.1:{hub.port + rank}"
+        )
+        members.append(made)
+        return made
+
+    yield make
+    for made in members:
+        made.close()
+
+
+def test_the_world_is_formed_when_all_have_joined_and_everyone_knows_all_addresses(hub, member):
+    one = member(1)
+    assert not hub.state.world.formed.wait(0.3)
+    two = member(2)
+    for view in (hub.state.world, one, two):
+        view.form()
+        wait_until(lambda view=view: view.addresses == [f"127.0.0.1:{hub.port + rank}" for rank in range(3)])
+
+
+def test_phases_reach_every_rank(hub, member):
+    one, two = member(1), member(2)
+    one.form()
+    one.lifecycle.advance(Phase.LOADING)
+    wait_until(lambda: hub.state.world.phases[1] == "loading")
+    wait_until(lambda: two.phases[1] == "loading")
+
+
+def test_a_rank_started_with_other_settings_fails_the_launch_naming_both_values(hub, member):
+    wrong = member(1, dtype="float16")
+    with pytest.raises(LaunchDisagreement, match=r"--dtype: F rank 0 has auto, F rank 1 has float16"):
+        wrong.form()
+    with pytest.raises(LaunchDisagreement, match="float16"):
+        hub.state.world.form()
+
+
+def test_two_processes_with_one_rank_fail_the_launch(hub, member):
+    member(1)
+    wait_until(lambda: hub.state.world.addresses[1])
+    with pytest.raises(LaunchDisagreement, match="two processes claim to be F rank 1"):
+        member(1).form()
+
+
+def test_a_rank_that_never_comes_is_named(hub):
+    service = Service(World(rank=0, size=2, local_size=2))
+    try:
+        object.__setattr__(service.state.config, "world_timeout_s", 0.2)
+        with pytest.raises(LaunchDisagreement, match=r"F ranks \[1\] of 2 did not join"):
+            service.state.world.form()
+    finally:
+        service.server.shutdown()
+
+
+def test_losing_any_rank_ends_all_others_with_world_lost(hub, member):
+    one, two = member(1), member(2)
+    two.form()
+    one._socket.socket.shutdown(2)
+    wait_until(lambda: hub.state.stop and two.stop)
+    assert isinstance(hub.state.stop.error, WorldLost)
+    assert isinstance(two.stop.error, WorldLost)
+    assert "F rank 1" in two.stop.reason
+
+
+def test_losing_f_rank_0_ends_the_others(hub, member):
+    one, two = member(1), member(2)
+    one.form()
+    hub.server.shutdown()
+    wait_until(lambda: one.stop and two.stop)
+    assert "F rank 0" in one.stop.reason
+    assert isinstance(two.stop.error, WorldLost)
+
+
+def test_a_stop_asked_of_any_rank_stops_all_without_an_error(hub, member):
+    one, two = member(1), member(2)
+    one.form()
+    two.form()
+    two.stop.request("SIGTERM")
+    wait_until(lambda: hub.state.stop and one.stop)
+    assert (hub.state.stop.error, one.stop.error) == (None, None)
+    assert one.stop.reason == "SIGTERM"
