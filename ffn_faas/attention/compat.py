@@ -1,0 +1,279 @@
+"""The only file that names vLLM's internals. Every class that derives from one of vLLM's is made inside a function."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ffn_faas.afd_block import AfdBlock
+from ffn_faas.attention.refusals import (
+    LOAD_FORMAT,
+    EngineFacts,
+    LayerFacts,
+    engine_refusals,
+    layer_refusals,
+    require_none,
+)
+from ffn_faas.attention.remote_experts import RemoteKernel, run_remote
+from ffn_faas.errors import HandshakeRefused, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+log = logging.getLogger("vllm.ffn_faas")
+"""Below vLLM's own logger, so that our lines look and go like its own."""
+
+
+@cache
+def register_with_vllm() -> None:
+    """Register the load format, then the routed-experts layer. Idempotent.
+
+    A vLLM without that layer is one that was never tried: it stays stock, and the load format refuses it by name.
+    """
+    from vllm.model_executor.model_loader import register_model_loader
+
+    try:
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    except ImportError as error:
+        log.warning("ffn_faas: vllm %s has no layer to hook (%s)", vllm_version(), error)
+        remote: type | None = None
+    else:
+        remote = remote_routed_experts(RoutedExperts)
+        RoutedExperts.register_oot(remote)
+    register_model_loader(LOAD_FORMAT)(model_loader(remote))
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM, whatever its distribution is called."""
+    import vllm
+
+    installed = importlib.metadata.packages_distributions().get("vllm", [])
+    return importlib.metadata.version(installed[0]) if installed else str(vllm.__version__)
+
+
+def afd_block(vllm_config: Any) -> AfdBlock | None:
+    """The ``afd`` block of ``--additional-config``, None when this vLLM is to behave as stock."""
+    return AfdBlock.from_additional_config(vllm_config.additional_config, "attention")
+
+
+def engine_facts(vllm_config: Any, block: AfdBlock) -> EngineFacts:
+    """Read what the refusals look at."""
+    from vllm.platforms import current_platform
+
+    from ffn_faas import env
+
+    parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+    draft = None
+    if speculative is not None and speculative.draft_model_config is not speculative.target_model_config:
+        draft = speculative.method if speculative.draft_model_config.is_moe else None
+    return EngineFacts(
+        vllm_version=vllm_version(),
+        allow_untried_vllm=block.connector_extra_config.allow_untried_vllm or env.allow_untried_vllm(),
+        load_format=str(vllm_config.load_config.load_format),
+        platform=str(current_platform.device_type),
+        quantization=vllm_config.model_config.quantization,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+        prefill_context_parallel_size=parallel.prefill_context_parallel_size,
+        enable_eplb=parallel.enable_eplb,
+        num_redundant_experts=parallel.eplb_config.num_redundant_experts,
+        enable_elastic_ep=parallel.enable_elastic_ep,
+        enable_dbo=parallel.enable_dbo,
+        ubatch_size=parallel.ubatch_size,
+        lora=vllm_config.lora_config is not None,
+        weight_updates=vllm_config.weight_transfer_config is not None,
+        draft=draft,
+        num_attention_ranks=block.num_attention_ranks,
+        world_size=parallel.world_size_across_dp,
+    )
+
+
+def layer_facts(runner: Any, remote: type | None) -> LayerFacts:
+    """Read one built layer; ``runner`` is vLLM's MoERunner."""
+    from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
+
+    layer, config = runner.routed_experts, runner.moe_config
+    replaced = remote is not None and isinstance(layer, remote)
+    return LayerFacts(
+        name=layer.layer_name,
+        activation=config.activation.value,
+        has_bias=config.has_bias,
+        activation_limits=any(
+            getattr(layer, name) is not None for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")
+        ),
+        apply_router_weight_on_input=layer.apply_router_weight_on_input,
+        skip_final_all_reduce=config.skip_final_all_reduce,
+        num_fused_shared_experts=layer.expert_map_manager.num_fused_shared_experts,
+        zero_experts=isinstance(runner.router, ZeroExpertRouter),
+        class_name="" if replaced else type(layer).__name__,
+    )
+
+
+def remote_routed_experts(base: Any) -> type:
+    """The class that stands in for vLLM's RoutedExperts: with an afd block it holds no weights."""
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+    method = remote_method()
+
+    class RemoteRoutedExperts(base):
+        """RoutedExperts whose experts live on F. Without an afd block every method is vLLM's own."""
+
+        is_remote = False
+
+        def _get_quant_method(self, prefix: str, quant_config: QuantizationConfig | None, moe_config: Any) -> Any:
+            vllm_config = get_current_vllm_config()
+            block = afd_block(vllm_config)
+            if block is None:
+                return super()._get_quant_method(prefix, quant_config, moe_config)
+            require_none(engine_refusals(engine_facts(vllm_config, block)))
+            self.is_remote = True
+            return method(moe_config)
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
+            return () if self.is_remote else super().load_weights(weights)
+
+        def get_expert_weights(self) -> Iterable[torch.Tensor]:
+            return () if self.is_remote else super().get_expert_weights()
+
+    return RemoteRoutedExperts
+
+
+def remote_method() -> type:
+    """The quantization method of a remote layer: allocates nothing, calls the two ops."""
+    import torch
+    from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
+    from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+    from vllm.model_executor.layers.fused_moe.runner.shared_experts import SharedExpertsOrder
+
+    class RemoteExpertsMethod(FusedMoEMethodBase):
+        """``handle`` is the layer's place in construction order, which F's answer to Layers gives a meaning."""
+
+        def __init__(self, moe: Any) -> None:
+            super().__init__(moe)
+            self.handle = -1
+            self.moe_quant_config = FUSED_MOE_UNQUANTIZED_CONFIG
+            self.moe_kernel = RemoteKernel(torch.int32)
+
+        def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
+            """Nothing to create."""
+
+        def get_fused_moe_quant_config(self, layer: Any) -> Any:  # noqa: ARG002
+            return FUSED_MOE_UNQUANTIZED_CONFIG
+
+        def apply(
+            self,
+            layer: Any,  # noqa: ARG002
+            x: torch.Tensor,
+            topk_weights: torch.Tensor,
+            topk_ids: torch.Tensor,
+            shared_experts: Any,
+            shared_experts_input: torch.Tensor | None,
+        ) -> torch.Tensor:
+            def run_shared_experts() -> None:
+                if shared_experts is not None:
+                    shared_experts(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
+
+            return run_remote(torch.ops.ffn_faas, self.handle, x, topk_weights, topk_ids, run_shared_experts)
+
+    return RemoteExpertsMethod
+
+
+def model_loader(remote: type | None) -> type:
+    """The load format ``ffn_faas``: vLLM's default loader without the experts, and the session around it."""
+    import dataclasses
+
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    from ffn_faas.attention import loader
+
+    class FfnFaasModelLoader(DefaultModelLoader):
+        """Attaches to F before any weight is read, and returns once F is READY: memory is profiled after that."""
+
+        def __init__(self, load_config: Any) -> None:
+            extra = load_config.model_loader_extra_config
+            self._options = loader.LoaderOptions.parse(extra, load_config.safetensors_load_strategy)
+            super().__init__(dataclasses.replace(load_config, load_format="safetensors", model_loader_extra_config={}))
+            self._attached: loader.Attached | None = None
+            self._filter = loader.ExpertFilter(())
+            self._layers: list[Any] = []
+
+        def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
+            block = afd_block(vllm_config)
+            if block is None:
+                raise UsageError(
+                    f"--load-format {LOAD_FORMAT} without an afd block: nobody would serve the experts",
+                    remedy='add --additional-config \'{"afd": {"role": "attention", "host": ..., "port": ...}}\'',
+                )
+            require_none(engine_refusals(engine_facts(vllm_config, block)))
+            dtype = str(model_config.dtype).removeprefix("torch.")
+            described = loader.Model.read(model_config.model, model_config.revision, dtype, self._options.dummy)
+            max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+            attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens)
+            self._attached = loader.open_session(block, described, attach, log)
+            try:
+                model = super().load_model(vllm_config, model_config, prefix)
+                self._attached.finish(self._layers, self._filter)
+            except BaseException:
+                self._attached.session.close()
+                raise
+            return model
+
+        def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
+            model = super().create_model(vllm_config, model_config, prefix)
+            if self._attached is None:
+                raise UsageError(f"load format {LOAD_FORMAT} builds models in load_model only")
+            spec = self._attached.model.spec
+            runners = [module for module in model.modules() if isinstance(module, MoERunner)]
+            require_none([refusal for runner in runners for refusal in layer_refusals(layer_facts(runner, remote))])
+            self._layers = [runner.routed_experts for runner in runners]
+            if not self._layers:
+                raise HandshakeRefused(f"{type(model).__name__} has no routed experts", remedy="run stock vLLM")
+            for handle, layer in enumerate(self._layers):
+                layer.quant_method.handle = handle
+                config = layer.moe_config
+                loader.check_shapes(
+                    spec,
+                    layer.layer_name,
+                    config.hidden_dim,
+                    config.intermediate_size,
+                    config.num_experts,
+                    config.experts_per_token,
+                )
+            mapper = getattr(model, "hf_to_vllm_mapper", None)
+            names = loader.checkpoint_names(
+                (layer.layer_name for layer in self._layers),
+                spec.layers,
+                mapper.map_name if mapper is not None else str,
+            )
+            self._filter = loader.ExpertFilter(names)
+            self._attached.session.declare_layers(names)
+            return model
+
+        def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+            if self._options.dummy:
+                DummyModelLoader(dataclasses.replace(self.load_config, load_format="dummy")).load_weights(
+                    model, model_config
+                )
+            else:
+                super().load_weights(model, model_config)
+
+        def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+            _, files, _, _ = self._prepare_weights(
+                source.model_or_path,
+                source.subfolder,
+                source.revision,
+                source.fall_back_to_pt,
+                source.allow_patterns_overrides,
+            )
+            for name, tensor in self._filter.read(files):
+                yield source.prefix + name, tensor
+
+    return FfnFaasModelLoader

@@ -1,0 +1,26 @@
+"""Joins a session to the compiled client of its transport."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ffn_faas.attention.session import Client, DataPlane
+from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.protocol.messages import Granted
+
+if TYPE_CHECKING:
+    from ffn_faas.experts.spec import MoESpec
+
+
+def shared_memory(spec: MoESpec) -> DataPlane:
+    """Windows in POSIX shared memory of this host. Raises NativeMissing when the package was built without it."""
+    from ffn_faas import native
+    from ffn_faas.connectors.shm_client import fetch_windows
+    from ffn_faas.experts.spec import ELEMENT_SIZES
+
+    module = native.load()
+
+    def make_client(geometry: WindowGeometry, grants: list[Granted]) -> Client:
+        return module.AttentionClient(geometry, grants)  # type: ignore[no-any-return]
+
+    return DataPlane(make_client, fetch_windows, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype])

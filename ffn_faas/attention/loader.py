@@ -1,0 +1,191 @@
+"""What the ``ffn_faas`` load format does around vLLM's own weight loading. No vLLM imports; compat.py calls it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ffn_faas import __version__
+from ffn_faas.afd_block import AfdBlock
+from ffn_faas.attention.session import AttentionSession
+from ffn_faas.config import DEFAULT_CAPACITY
+from ffn_faas.errors import HandshakeRefused, UsageError
+from ffn_faas.protocol import PROTOCOL_VERSION
+from ffn_faas.protocol.messages import Attach, Fingerprint
+
+if TYPE_CHECKING:
+    import torch
+
+    from ffn_faas.experts.spec import MoESpec
+
+NOT_EXPERTS = ("e_score_correction_bias",)
+"""Router tensors that some checkpoints keep under the experts' prefix."""
+WHOLE_FILE_STRATEGIES = ("eager", "prefetch", "torchao")
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """``--model-loader-extra-config`` of the load format."""
+
+    dummy: bool = False
+    """Random weights for everything that Attention holds; F then runs with --load-format dummy."""
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any], strategy: str | None) -> LoaderOptions:
+        """Raises UsageError for unknown keys, and for strategies that read whole files, experts included."""
+        unknown = sorted(set(extra) - {"dummy"})
+        if unknown:
+            raise UsageError(
+                f"--model-loader-extra-config: {unknown[0]!r} is not known to load format ffn_faas",
+                remedy='known: {"dummy": true}',
+            )
+        if not isinstance(extra.get("dummy", False), bool):
+            raise UsageError(f"--model-loader-extra-config: dummy is {extra['dummy']!r}, true or false is needed")
+        if strategy in WHOLE_FILE_STRATEGIES:
+            raise UsageError(
+                f"--safetensors-load-strategy {strategy} reads whole files, experts included", remedy="remove it"
+            )
+        return cls(dummy=extra.get("dummy", False))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What both sides must agree on, as Attention sees it."""
+
+    spec: MoESpec
+    fingerprint: Fingerprint
+
+    @classmethod
+    def read(cls, model: str, revision: str | None, dtype: str, dummy: bool) -> Model:
+        """From config.json and the checkpoint's headers; ``dtype`` is vLLM's resolved one, for example bfloat16."""
+        from ffn_faas.experts.checkpoint import Checkpoint
+        from ffn_faas.experts.fingerprint import fingerprint
+        from ffn_faas.experts.model_path import resolve_model
+        from ffn_faas.experts.spec import MoESpec
+
+        directory = resolve_model(model, revision)
+        spec = MoESpec.from_model_dir(directory, dtype)
+        return cls(spec, fingerprint(spec, None if dummy else Checkpoint.open(directory)))
+
+
+def attach_message(block: AfdBlock, model: Model, peer: str, max_num_batched_tokens: int) -> Attach:
+    """This worker's Attach. One A rank per instance for now, so each worker names an instance of its own."""
+    from ffn_faas.connectors.host_identity import host_identity
+
+    required = block.connector_extra_config.capacity
+    return Attach(
+        protocol_version=PROTOCOL_VERSION,
+        software_version=__version__,
+        peer=peer,
+        instance=uuid.uuid4().hex,
+        attention_rank=0,
+        num_attention_ranks=1,
+        num_ffn_ranks=block.num_ffn_ranks,
+        stages=1,
+        capacity=required or min(max_num_batched_tokens, DEFAULT_CAPACITY),
+        capacity_is_required=required is not None,
+        host=host_identity(),
+        fingerprint=model.fingerprint,
+    )
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The session of this worker while its model loads."""
+
+    session: AttentionSession
+    model: Model
+    patience_s: float
+    log: logging.Logger
+
+    def finish(self, layers: list[Any], dropped: ExpertFilter) -> None:
+        """Report the memory, block until F is READY, join the ops to the session. Detaches when the process ends."""
+        from ffn_faas.attention import ops
+
+        held = sum(tensor.numel() * tensor.element_size() for layer in layers for tensor in layer.parameters())
+        self.log.info(
+            "Attention holds %d bytes of routed experts in %d remote layers; %d expert tensors were not read",
+            held,
+            len(layers),
+            dropped.dropped,
+        )
+        self.session.wait_ready(self.patience_s)
+        ops.bind(self.session.client)
+        atexit.register(self.session.close)
+        Finalize(None, self.session.close, exitpriority=100)
+        self.log.info("F is READY and attached: %s", ", ".join(map(str, self.session.links)))
+
+
+def open_session(block: AfdBlock, model: Model, attach: Attach, log: logging.Logger) -> Attached:
+    """Attach to every F rank over shared memory; blocks until F answers. The torch ops exist after it."""
+    from ffn_faas import env
+    from ffn_faas.attention import data_plane, ops
+
+    ops.load()
+    session = AttentionSession(f"{block.host}:{block.port}", attach, data_plane.shared_memory(model.spec), log)
+    try:
+        session.attach(block.attach_timeout_s, env.setting("token"))
+    except BaseException:
+        session.close()
+        raise
+    return Attached(session, model, block.attach_timeout_s, log)
+
+
+def checkpoint_names(
+    vllm_names: Iterable[str], spec_layers: Iterable[str], map_name: Callable[[str], str | None]
+) -> list[str]:
+    """Checkpoint prefix of each of vLLM's routed-experts layers; ``map_name`` turns a checkpoint name into vLLM's.
+
+    A layer that no checkpoint prefix maps to keeps its own name, which F then refuses by that name.
+    """
+    known: dict[str, str] = {}
+    for prefix in spec_layers:
+        mapped = map_name(f"{prefix}.0.down_proj.weight")
+        if mapped is not None:
+            known[mapped.rpartition(".0.")[0]] = prefix
+    return [known.get(name, name) for name in vllm_names]
+
+
+def check_shapes(spec: MoESpec, name: str, hidden: int, intermediate: int, experts: int, top_k: int) -> None:
+    """vLLM may have been told (--hf-overrides) to build other layers than the checkpoint's config.json says."""
+    pairs = {
+        "hidden size": (hidden, spec.hidden_size),
+        "intermediate size": (intermediate, spec.intermediate_size),
+        "number of experts": (experts, spec.num_experts),
+        "top k": (top_k, spec.top_k),
+    }
+    for what, (built, stored) in pairs.items():
+        if built != stored:
+            raise HandshakeRefused(
+                f"{name}: {what} is {built} in vLLM and {stored} in config.json", remedy="remove --hf-overrides"
+            )
+
+
+class ExpertFilter:
+    """Tells expert tensors by name, before they are read: every tensor under a remote layer's checkpoint prefix."""
+
+    def __init__(self, layers: Iterable[str]) -> None:
+        self._prefixes = tuple(f"{layer}." for layer in layers)
+        self.dropped = 0
+
+    def drops(self, name: str) -> bool:
+        if not name.startswith(self._prefixes) or name.endswith(NOT_EXPERTS):
+            return False
+        self.dropped += 1
+        return True
+
+    def read(self, files: Iterable[str | Path]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every other tensor of ``files`` (safetensors), mapped lazily: pages of dropped tensors are never touched."""
+        from safetensors import safe_open
+
+        for file in sorted(files, key=str):
+            with safe_open(file, framework="pt") as checkpoint:
+                for name in checkpoint.keys():  # noqa: SIM118 (no mapping)
+                    if not self.drops(name):
+                        yield name, checkpoint.get_tensor(name)
