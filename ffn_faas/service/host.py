@@ -111,7 +111,7 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         stop.raise_if_requested()
         lifecycle.advance(Phase.READY)
         log.info("READY after %.1f s", lifecycle.snapshot().time_to_ready_s or 0.0)
-        run_steps(backend, stop)
+        run_steps(backend, state.connector, state.sessions, stop)
         if stop.error is not None:
             raise stop.error
         _stop(state, backend)

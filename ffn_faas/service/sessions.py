@@ -93,6 +93,13 @@ class SessionRegistry:
                 self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
             return others
 
+    def end_window(self, window: int, reason: str) -> None:
+        """End the session that ``window`` belongs to, if there still is one."""
+        for session in self.snapshot():
+            for link in list(session.links.values()):
+                if link.window == window:
+                    link.close(reason)
+
     def end_all(self, reason: str) -> None:
         """Tell every A rank that its session ends; the sockets' own handlers then leave."""
         for session in self.snapshot():

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from ffn_faas.backends.base import FFNBackend
+from ffn_faas.connectors.base import FFNConnector
 from ffn_faas.service.sessions import SessionRegistry
 from ffn_faas.service.stop import StopRequest
 
 
-def run_steps(backend: FFNBackend, stop: StopRequest) -> None:
-    """Step until a stop is requested. Runs in the main thread, so that signal handlers run between steps."""
+def run_steps(backend: FFNBackend, connector: FFNConnector, sessions: SessionRegistry, stop: StopRequest) -> None:
+    """Step until a stop is requested. Runs in the main thread, so that signal handlers run between steps.
+
+    A link whose peer broke the protocol takes its own session down and nothing else.
+    """
     stop.on_request(backend.cancel_receive)
     while not stop and backend.execute_step():
-        pass
+        for window, reason in connector.take_faults():
+            sessions.end_window(window, reason)
 
 
 def drain(backend: FFNBackend, sessions: SessionRegistry, reason: str, timeout_s: float) -> None:
