@@ -1,0 +1,177 @@
+"""The data plane in C++. Import it through ``ffn_faas.native.load``. Threads: see each class."""
+
+from collections.abc import Sequence
+from typing import final
+
+LAYOUT_VERSION: int
+F32: int
+F16: int
+BF16: int
+
+@final
+class Geometry:
+    """``connectors.base.WindowGeometry`` for C++. Raises ValueError for what is out of range."""
+
+    def __init__(
+        self, *, stages: int, capacity: int, hidden_size: int, top_k: int, element_size: int
+    ) -> None: ...
+    def offsets(self) -> dict[str, int]:
+        """The C++ layout; equal to ``protocol.window.window_layout``."""
+
+@final
+class Arena:
+    """The windows of one link. Freed with the last of: this object, its views, the receiver's or client's use of it."""
+
+    @staticmethod
+    def create(geometry: Geometry, epoch: int) -> Arena:
+        """F: new anonymous shared memory, sealed. Raises OSError, or ValueError for an epoch outside 1 ... 2^24 - 1."""
+
+    @staticmethod
+    def map(fd: int, doorbell: int, geometry: Geometry, epoch: int) -> Arena:
+        """A: map what F's broker sent. Takes over both descriptors in any case; doorbell -1 = none.
+
+        Raises ValueError naming what is not as agreed: size, seals, geometry or epoch.
+        """
+
+    @property
+    def fd(self) -> int:
+        """The memory's descriptor, -1 once closed."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    def close_fd(self) -> None:
+        """No further peer will be given this memory; the mapping stays."""
+
+    def view(self) -> memoryview:
+        """All bytes, writable: for tests and for looking at a hung peer."""
+
+    def poison(self) -> None:
+        """Test hook: NaN into rows, weights, partials; wild ids, layer and count. No post may be outstanding."""
+
+@final
+class Item:
+    """``connectors.base.Item``. Views keep the windows alive; their content is valid until ``complete``."""
+
+    @property
+    def link(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def hidden(self) -> memoryview:
+        """u8 [rows, hidden_size * element_size], over the window."""
+
+    @property
+    def expert_ids(self) -> memoryview:
+        """i32 [rows, top_k], a private checked copy."""
+
+    @property
+    def weights(self) -> memoryview:
+        """f32 [rows, top_k], a private copy."""
+
+    @property
+    def partial(self) -> memoryview:
+        """f32 [rows, hidden_size], over the window, to be written."""
+
+    def complete(self) -> None:
+        """Release the combine flag and wake A. Never blocks. RuntimeError the second time."""
+
+@final
+class ZeroKernel:
+    """An expert kernel that answers exact zeros."""
+
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> int:
+        """Of the ``ffn_expert_kernel`` (native/include/ffn_faas/expert_kernel.h); valid as long as this object."""
+
+@final
+class ItemReceiver:
+    """All links of an F rank as one stream of posts. One thread receives or steps; the rest is for any thread."""
+
+    def __init__(self, *, spin_us: int = 50) -> None: ...
+    @property
+    def doorbell(self) -> int:
+        """eventfd that peers write to wake the receiver; owned by this object."""
+
+    def add_link(self, key: int, arena: Arena, expert_counts: Sequence[int]) -> None:
+        """From now on posts of this link are received. ValueError when the key is in use."""
+
+    def remove_link(self, key: int) -> None:
+        """Idempotent; an item in flight may still be computed and completed, nobody hears of it."""
+
+    def receive(self, timeout_us: int) -> Item | None:
+        """The next post, links in turn. None: timeout, signal, cancelled, or a link turned out faulty.
+
+        Spins for ``spin_us``, then sleeps. Releases the GIL.
+        """
+
+    def step(self, kernel: int, timeout_us: int) -> bool:
+        """``receive``, compute by the kernel at that address, ``complete``, all without the GIL. False = no item.
+
+        RuntimeError when the kernel fails.
+        """
+
+    def cancel(self) -> None:
+        """The pending or else the next receive returns None at once."""
+
+    def take_faults(self) -> list[tuple[int, str]]:
+        """(link, reason) of links closed since the last call because their peer broke the protocol."""
+
+    def counters(self) -> dict[str, int]:
+        """steps, rows, wait_ns, compute_ns, post_ns (sums), last_step_monotonic_ns, taken_at_ns (0 = idle)."""
+
+@final
+class Call:
+    """One batch of one layer by addresses, for tests and peers without torch. The arrays stay the caller's."""
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        handle: int,
+        rows: int,
+        hidden_size: int,
+        top_k: int,
+        dtype: int,
+        x: int,
+        ids: int,
+        ids_are_int64: bool,
+        weights: int,
+    ) -> None: ...
+
+@final
+class AttentionClient:
+    """A's side: one per Attention worker. Each stage is used by one thread at a time; ``fail`` by any."""
+
+    def __init__(self, geometry: Geometry, expert_counts: Sequence[int], *, spin_us: int = 50) -> None:
+        """``expert_counts``: experts per layer of every F rank (contiguous ids in rank order), as granted."""
+
+    def set_layers(self, layers: Sequence[int]) -> None:
+        """F's layer number of each handle. RuntimeError while a post is outstanding."""
+
+    def set_link(self, ffn_rank: int, arena: Arena) -> None:
+        """Windows of an F rank, from ``connectors.shm_client.fetch_windows``. RuntimeError while a post is outstanding."""
+
+    def dispatch(self, call: Call) -> None:
+        """Send the batch, or its first chunk. Never blocks. ValueError before anything was written."""
+
+    def combine(self, call: Call, out: int) -> None:
+        """Wait for all F ranks and write ``out`` [rows, hidden_size] in the call's dtype. Releases the GIL.
+
+        RuntimeError with the reason of ``fail``.
+        """
+
+    def fail(self, reason: str) -> None:
+        """Pending and later calls raise this reason. The first one stays."""
+
+    def bind(self) -> int:
+        """Address of the function table that the torch ops call; valid as long as this object."""
+
+    def counters(self) -> dict[str, int]:
+        """posts, wait_ns, sleeps."""
