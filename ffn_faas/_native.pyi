@@ -12,9 +12,7 @@ BF16: int
 class Geometry:
     """``connectors.base.WindowGeometry`` for C++. Raises ValueError for what is out of range."""
 
-    def __init__(
-        self, *, stages: int, capacity: int, hidden_size: int, top_k: int, element_size: int
-    ) -> None: ...
+    def __init__(self, *, stages: int, capacity: int, hidden_size: int, top_k: int, element_size: int) -> None: ...
     def offsets(self) -> dict[str, int]:
         """The C++ layout; equal to ``protocol.window.window_layout``."""
 
@@ -156,7 +154,7 @@ class AttentionClient:
         """F's layer number of each handle. RuntimeError while a post is outstanding."""
 
     def set_link(self, ffn_rank: int, arena: Arena) -> None:
-        """Windows of an F rank, from ``connectors.shm_client.fetch_windows``. RuntimeError while a post is outstanding."""
+        """Windows from ``connectors.shm_client.fetch_windows``. RuntimeError while a post is outstanding."""
 
     def dispatch(self, call: Call) -> None:
         """Send the batch, or its first chunk. Never blocks. ValueError before anything was written."""

@@ -37,7 +37,7 @@ class CpuBackend(FFNBackend):
         self._cancelled = False
 
     def prepare(self) -> None:
-        native.require("_native")
+        native.load()
         self._kernel.prepare()
 
     def load(self, progress: ProgressReport) -> None:

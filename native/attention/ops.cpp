@@ -5,6 +5,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
+#include <stdexcept>
+#include <string>
 
 #include "ffn_faas/attention_table.h"
 
@@ -16,16 +18,21 @@ using torch::stable::Tensor;
 std::atomic<const ffn_attention_table*> bound{nullptr};
 thread_local int64_t current_stage = 0;
 
+// Becomes a RuntimeError with this very text (STD_TORCH_CHECK would put the place in this file before it).
+void require(bool holds, const std::string& reason) {
+  if (!holds) throw std::runtime_error(reason);
+}
+
 const ffn_attention_table& client() {
   const ffn_attention_table* table = bound.load(std::memory_order_acquire);
-  STD_TORCH_CHECK(table != nullptr, "ffn_faas: no F service is connected in this process");
+  require(table != nullptr, "ffn_faas: no F service is connected in this process");
   return *table;
 }
 
 int32_t dtype_of(ScalarType type) {
   if (type == ScalarType::Float) return FFN_F32;
   if (type == ScalarType::Half) return FFN_F16;
-  STD_TORCH_CHECK(type == ScalarType::BFloat16, "ffn_faas: rows are neither bfloat16, float16 nor float32");
+  require(type == ScalarType::BFloat16, "ffn_faas: rows are neither bfloat16, float16 nor float32");
   return FFN_BF16;
 }
 
@@ -37,12 +44,12 @@ struct Batch {
                                               ? weights_in
                                               : torch::stable::to(weights_in, ScalarType::Float))),
         ids(torch::stable::contiguous(ids_in)) {
-    STD_TORCH_CHECK(x.dim() == 2 && weights.dim() == 2 && ids.dim() == 2, "ffn_faas: inputs have two dimensions");
-    STD_TORCH_CHECK(ids.size(0) == x.size(0) && weights.size(0) == x.size(0) && ids.size(1) == weights.size(1),
-                    "ffn_faas: rows, expert ids and weights differ in number");
+    require(x.dim() == 2 && weights.dim() == 2 && ids.dim() == 2, "ffn_faas: inputs have two dimensions");
+    require(ids.size(0) == x.size(0) && weights.size(0) == x.size(0) && ids.size(1) == weights.size(1),
+            "ffn_faas: rows, expert ids and weights differ in number");
     const ScalarType id_type = ids.scalar_type();
-    STD_TORCH_CHECK(id_type == ScalarType::Int || id_type == ScalarType::Long,
-                    "ffn_faas: expert ids are neither int32 nor int64");
+    require(id_type == ScalarType::Int || id_type == ScalarType::Long,
+            "ffn_faas: expert ids are neither int32 nor int64");
     call.stage = stage;
     call.handle = layer;
     call.rows = x.size(0);
@@ -65,7 +72,7 @@ Tensor dispatch(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_
   const Batch batch(x, topk_weights, topk_ids, current_stage, layer);
   const ffn_attention_table& table = client();
   char reason[2048];
-  STD_TORCH_CHECK(table.dispatch(table.self, &batch.call, reason, sizeof(reason)) == 0, reason);
+  require(table.dispatch(table.self, &batch.call, reason, sizeof(reason)) == 0, reason);
   const int64_t size[] = {2};
   Tensor ticket = torch::stable::empty({size, 1}, ScalarType::Long);
   auto* content = ticket.mutable_data_ptr<int64_t>();
@@ -77,13 +84,14 @@ Tensor dispatch(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_
 Tensor combine(const Tensor& ticket, const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
                int64_t layer) {
   const auto* content = ticket.const_data_ptr<int64_t>();
-  STD_TORCH_CHECK(content[1] == x.size(0), "ffn_faas: the ticket is for ", content[1], " rows, not ", x.size(0));
+  require(content[1] == x.size(0),
+          "ffn_faas: the ticket is for " + std::to_string(content[1]) + " rows, not " + std::to_string(x.size(0)));
   const Batch batch(x, topk_weights, topk_ids, content[0], layer);
   const ffn_attention_table& table = client();
   const int64_t size[] = {batch.call.rows, batch.call.hidden_size};
   Tensor out = torch::stable::empty({size, 2}, x.scalar_type());
   char reason[2048];
-  STD_TORCH_CHECK(table.combine(table.self, &batch.call, out.mutable_data_ptr(), reason, sizeof(reason)) == 0, reason);
+  require(table.combine(table.self, &batch.call, out.mutable_data_ptr(), reason, sizeof(reason)) == 0, reason);
   return out;
 }
 

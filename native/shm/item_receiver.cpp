@@ -94,8 +94,7 @@ void ItemReceiver::add_link(int64_t key, std::shared_ptr<Arena> arena, std::vect
 void ItemReceiver::remove_link(int64_t key) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found =
-        std::find_if(links_.begin(), links_.end(), [key](const auto& link) { return link->key == key; });
+    const auto found = std::find_if(links_.begin(), links_.end(), [key](const auto& link) { return link->key == key; });
     if (found == links_.end()) return;
     (*found)->closed.store(true, std::memory_order_release);
     links_.erase(found);

@@ -16,11 +16,11 @@ enum ffn_dtype { FFN_F32 = 0, FFN_F16 = 1, FFN_BF16 = 2 };
 /* A token batch of one layer; contiguous, owned by the caller, unchanged from dispatch to the end of combine. */
 typedef struct ffn_attention_call {
   int64_t stage;
-  int64_t handle;       /* index into the layers the client was given */
+  int64_t handle; /* index into the layers the client was given */
   int64_t rows;
   int64_t hidden_size;
   int64_t top_k;
-  int32_t dtype;        /* ffn_dtype of x and out */
+  int32_t dtype; /* ffn_dtype of x and out */
   int32_t ids_are_int64;
   const void* x;        /* [rows, hidden_size] */
   const void* ids;      /* [rows, top_k] global expert ids; -1 = no expert */

@@ -11,12 +11,12 @@ extern "C" {
 /* One post. All memory is valid for the duration of the call and belongs to the caller. */
 typedef struct ffn_item {
   int64_t link;
-  int64_t rows;        /* >= 0; expert_ids, weights, hidden and partial hold this many rows */
+  int64_t rows; /* >= 0; expert_ids, weights, hidden and partial hold this many rows */
   int32_t stage;
-  int32_t layer;       /* bounded: an index into the expert counts that the link was opened with */
+  int32_t layer; /* bounded: an index into the expert counts that the link was opened with */
   int32_t top_k;
-  int32_t hidden_size; /* elements of a row */
-  int32_t element_size; /* bytes of an element of hidden; the kernel knows which type that is */
+  int32_t hidden_size;       /* elements of a row */
+  int32_t element_size;      /* bytes of an element of hidden; the kernel knows which type that is */
   const void* hidden;        /* [rows, hidden_size], in memory the peer can write: only values may depend on it */
   const int32_t* expert_ids; /* [rows, top_k] local ids, each -1 (no expert here) or below the layer's expert count */
   const float* weights;      /* [rows, top_k]; a private, checked copy like the ids */

@@ -1,0 +1,164 @@
+"""Shared memory between processes of one host: windows of every attached A rank, F's side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ffn_faas import native
+from ffn_faas.connectors.base import FFNConnector, Item, WindowGeometry, WindowOffer
+from ffn_faas.connectors.broker import Broker
+from ffn_faas.connectors.memory import require_memory
+from ffn_faas.errors import ResourceError
+
+if TYPE_CHECKING:
+    from ffn_faas import _native
+
+SPIN_US = 50
+"""How long a wait spins before it sleeps: longer than a round trip, far shorter than a layer of attention."""
+
+
+class Kernel(Protocol):
+    """What ``step`` needs of an ``experts.kernels.base.ExpertKernel``.
+
+    A kernel with an attribute ``native_address`` (an ``ffn_expert_kernel``, see native/include/ffn_faas) runs in C++
+    without the GIL, from the wait to the flag.
+    """
+
+    @property
+    def spec(self) -> Any: ...
+
+    def compute(self, layer: int, hidden: Any, expert_ids: Any, weights: Any, out: Any) -> None: ...
+
+
+@dataclass
+class _Link:
+    arena: _native.Arena
+    ticket: str
+    expert_counts: list[int]
+
+
+class ShmConnector(FFNConnector):
+    """Items are ``_native.Item``; see FFNConnector for threads. Raises NativeMissing without the compiled module."""
+
+    transport = "shm"
+
+    def __init__(self, *, spin_us: int = SPIN_US) -> None:
+        self._native = native.load()
+        Item.register(self._native.Item)
+        self._receiver: _native.ItemReceiver = self._native.ItemReceiver(spin_us=spin_us)
+        self._broker = Broker(self._receiver.doorbell)
+        self._links: dict[int, _Link] = {}
+        self._next_link = 0
+        self._lock = threading.Lock()
+        self._made_ns = time.monotonic_ns()
+
+    def open_link(self, geometry: WindowGeometry, epoch: int, expert_counts: list[int]) -> tuple[int, WindowOffer]:
+        arena = self._create_arena(geometry, epoch)
+        ticket = self._broker.offer(arena)
+        with self._lock:
+            link = self._next_link
+            self._next_link += 1
+            self._links[link] = _Link(arena, ticket, list(expert_counts))
+        return link, WindowOffer(self._broker.name, ticket, arena.nbytes)
+
+    def activate_link(self, link: int) -> None:
+        with self._lock:
+            opened = self._links[link]
+        self._broker.withdraw(opened.ticket)
+        opened.arena.close_fd()
+        self._receiver.add_link(link, opened.arena, opened.expert_counts)
+
+    def close_link(self, link: int) -> None:
+        with self._lock:
+            opened = self._links.pop(link, None)
+        if opened is not None:
+            self._broker.withdraw(opened.ticket)
+            self._receiver.remove_link(link)
+
+    def receive(self, timeout_s: float) -> Item | None:
+        return cast("Item | None", self._receiver.receive(_microseconds(timeout_s)))
+
+    def step(self, kernel: Kernel, timeout_s: float) -> bool:
+        """Wait for an item, compute it with ``kernel`` and complete it. False = there was none; see ``receive``.
+
+        Raises what the kernel raises, RuntimeError when a native kernel fails.
+        """
+        address = getattr(kernel, "native_address", None)
+        if address is not None:
+            return self._receiver.step(address, _microseconds(timeout_s))
+        item = self._receiver.receive(_microseconds(timeout_s))
+        if item is None:
+            return False
+        if item.rows:
+            _compute(kernel, item)
+        item.complete()
+        return True
+
+    def cancel_receive(self) -> None:
+        self._receiver.cancel()
+
+    def take_faults(self) -> list[tuple[int, str]]:
+        return self._receiver.take_faults()
+
+    def statistics(self) -> dict[str, float]:
+        counters = self._receiver.counters()
+        now = time.monotonic_ns()
+        taken_at = counters["taken_at_ns"]
+        return {
+            "steps": counters["steps"],
+            "rows": counters["rows"],
+            "wait_s": counters["wait_ns"] / 1e9,
+            "compute_s": counters["compute_ns"] / 1e9,
+            "post_s": counters["post_ns"] / 1e9,
+            "idle_s": max(0, now - (counters["last_step_monotonic_ns"] or self._made_ns)) / 1e9,
+            "item_s": max(0, now - taken_at) / 1e9 if taken_at else 0.0,
+        }
+
+    def close(self) -> None:
+        self._broker.close()
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            self.close_link(link)
+        self._receiver.cancel()
+
+    def _create_arena(self, geometry: WindowGeometry, epoch: int) -> _native.Arena:
+        shape = native_geometry(geometry)
+        require_memory(shape.offsets()["nbytes"], f"windows of {geometry.capacity} rows")
+        try:
+            arena: _native.Arena = self._native.Arena.create(shape, epoch)
+        except OSError as error:
+            raise ResourceError(f"windows cannot be made: {error.strerror or error}") from error
+        return arena
+
+
+def native_geometry(geometry: WindowGeometry) -> _native.Geometry:
+    """The C++ form; raises ValueError for a size out of range."""
+    shape: _native.Geometry = native.load().Geometry(
+        stages=geometry.stages,
+        capacity=geometry.capacity,
+        hidden_size=geometry.hidden_size,
+        top_k=geometry.top_k,
+        element_size=geometry.element_size,
+    )
+    return shape
+
+
+def _compute(kernel: Kernel, item: _native.Item) -> None:
+    import torch
+
+    rows = item.rows
+    kernel.compute(
+        item.layer,
+        torch.frombuffer(item.hidden, dtype=getattr(torch, kernel.spec.dtype)).view(rows, -1),
+        torch.frombuffer(item.expert_ids, dtype=torch.int32).view(rows, -1),
+        torch.frombuffer(item.weights, dtype=torch.float32).view(rows, -1),
+        torch.frombuffer(item.partial, dtype=torch.float32).view(rows, -1),
+    )
+
+
+def _microseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
