@@ -52,3 +52,8 @@ def local_world_size() -> int:
 def master_addr() -> str:
     """Host of F rank 0 as torchrun sets MASTER_ADDR; 127.0.0.1 without a launcher."""
     return os.environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with ``changes``, for a process that it starts."""
+    return {**os.environ, **changes}

@@ -1,0 +1,183 @@
+"""Child processes of the demo: each in a session of its own, logging to a file, and gone when the demo is gone.
+
+However the demo ends, nothing stays: a child is told to terminate by the kernel when the demo dies, the demo adopts
+(as subreaper) whatever a dying child leaves behind, and stopping reaches every process of a child's tree.
+Linux only. Start children from the main thread: the kernel ties them to the thread that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ffn_faas.errors import FfnError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ChildFailed(FfnError):
+    """A process that the demo needs has ended, or did not do its part in time."""
+
+    exit_code = 1
+
+
+class Child:
+    """One started command; ``log_path`` receives its stdout and stderr."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.started_at = time.monotonic()
+        with log_path.open("wb") as log:
+            self._popen = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - no other thread holds a lock when children start
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; -N when signal N ended it."""
+        return self._popen.poll()
+
+    def tree(self) -> list[psutil.Process]:
+        """The process, its descendants and what else lives in its session; itself first."""
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self.pid)
+            found = {process.pid: process for process in (root, *root.children(recursive=True))}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == self.pid:
+                    found.setdefault(process.pid, process)
+        return list(found.values())
+
+    def memory(self) -> tuple[int, int]:
+        """(RSS, PSS) of the tree in bytes; PSS counts a shared page once, RSS once per process."""
+        rss = pss = 0
+        for process in self.tree():
+            with contextlib.suppress(psutil.Error):
+                info = process.memory_full_info()
+                rss, pss = rss + info.rss, pss + info.pss
+        return rss, pss
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of the log, each set in, for an error message."""
+        return "\n".join(f"    {line}" for line in self.log_text().splitlines()[-lines:])
+
+    def failure(self, what: str) -> ChildFailed:
+        """An error that shows how the child's log ends."""
+        return ChildFailed(f"{self.name} {what}; its log ({self.log_path}) ends with\n{self.log_tail()}\n")
+
+    def stop(self, terminate: Callable[[], None] | None, deadline_s: float) -> int | None:
+        """Ask (``terminate``, else SIGTERM), wait, then SIGKILL what is left of the tree.
+
+        Returns the exit code, None when the child had to be killed.
+        """
+        tree = self.tree()
+        if self._popen.poll() is None:
+            (terminate or self._popen.terminate)()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(deadline_s)
+        code = self._popen.returncode
+        kill_all({process.pid: process for process in (*tree, *self.tree())}.values())
+        self._popen.wait()
+        return code
+
+
+class Children:
+    """All children of one demo; leaving the context stops the last started first, then kills every descendant."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with _interrupts_ignored():
+            for child in reversed(self._children):
+                child.stop(None, deadline_s=10.0)
+            self._children.clear()
+            kill_all(psutil.Process().children(recursive=True))
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> Child:
+        child = Child(name, command, environment, log_path)
+        self._children.append(child)
+        return child
+
+    def stop(self, child: Child, terminate: Callable[[], None] | None = None, deadline_s: float = 30.0) -> int | None:
+        """As ``Child.stop``; the child no longer counts as needed."""
+        self._children.remove(child)
+        try:
+            return child.stop(terminate, deadline_s)
+        except BaseException:
+            self._children.append(child)
+            raise
+
+    def require_alive(self) -> None:
+        """Raises ChildFailed, with the end of its log, for a child that has ended."""
+        for child in self._children:
+            code = child.exit_code()
+            if code is not None:
+                raise child.failure(f"ended with {describe_exit(code)}")
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL and wait for processes that may be gone already, or be adopted and unreaped."""
+    remaining = list(processes)
+    for process in remaining:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(remaining, timeout=10)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """In the child, before exec: SIGTERM when the parent dies, at once if it is dead already."""
+
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Stopping is bounded; a second Ctrl-C must not leave it half done."""
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
