@@ -21,6 +21,8 @@ class FFNBackend(ABC):
     """
 
     name: str
+    kernel_name: str
+    """Which expert kernel computes, for logs and /status; set when the backend is made."""
 
     @abstractmethod
     def prepare(self) -> None:

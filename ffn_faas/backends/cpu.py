@@ -11,6 +11,7 @@ from ffn_faas.backends.base import FFNBackend, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.kernels import create_kernel
+from ffn_faas.experts.kernels.base import ExpertKernel
 from ffn_faas.experts.loader import load_experts
 from ffn_faas.experts.model_path import resolve_model
 from ffn_faas.experts.spec import MoESpec
@@ -32,7 +33,8 @@ class CpuBackend(FFNBackend):
         self._config = config
         self._spec = spec
         self._experts = expert_range(spec.num_experts, config.world.size, config.world.rank)
-        self._kernel = create_kernel(config.moe_kernel, spec)
+        self._kernel: ExpertKernel = create_kernel(config.moe_kernel, spec)
+        self.kernel_name = self._kernel.name
         self._connector: ShmConnector | None = None
         self._cancelled = False
 
@@ -44,10 +46,8 @@ class CpuBackend(FFNBackend):
         checkpoint = None
         if self._config.load_format != "dummy":
             checkpoint = Checkpoint.open(resolve_model(self._config.model, self._config.revision))
-        account = load_experts(
-            self._spec, checkpoint, self._experts, self._kernel, progress=progress, seed=self._config.seed
-        )
-        log.info("%s", account)
+        account = load_experts(self._spec, checkpoint, self._experts, self._kernel, progress, seed=self._config.seed)
+        log.info("kernel %s; %s", self._kernel.name, account)
 
     def connect(self) -> ShmConnector:
         from ffn_faas.connectors.shm import ShmConnector
@@ -60,8 +60,8 @@ class CpuBackend(FFNBackend):
         self._kernel.warm_up()
 
     def execute_step(self) -> bool:
-        assert self._connector is not None  # connect() comes first
-        self._connector.step(self._kernel, WAIT_S)
+        if self._connector is not None:
+            self._connector.step(self._kernel, WAIT_S)
         return not self._cancelled
 
     def cancel_receive(self) -> None:

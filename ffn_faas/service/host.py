@@ -71,7 +71,6 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         )
     checkpoint = None if config.load_format == "dummy" else Checkpoint.open(directory)
     backend = create_backend(config, spec)
-    backend.prepare()
     offer = Offer(
         fingerprint=fingerprint(spec, checkpoint),
         host=host_identity(),
@@ -90,7 +89,7 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         config.host,
         config.listen_port,
     )
-    return ServiceState(config, lifecycle, stop, world, spec, offer), backend
+    return ServiceState(config, lifecycle, stop, world, spec, offer, moe_kernel=backend.kernel_name), backend
 
 
 def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> WorldView:
@@ -102,6 +101,7 @@ def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> Worl
 def _run(state: ServiceState, backend: FFNBackend) -> None:
     lifecycle, stop = state.lifecycle, state.stop
     try:
+        backend.prepare()
         state.world.form()
         lifecycle.advance(Phase.LOADING)
         backend.load(_progress(lifecycle, stop))
