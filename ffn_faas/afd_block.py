@@ -1,4 +1,4 @@
-"""The ``afd`` block of ``--additional-config``, the same on A and F: ten known keys, everything else refused by name."""
+"""The ``afd`` block of ``--additional-config``, the same on A and F: ten known keys, all else is refused by name."""
 
 from __future__ import annotations
 
@@ -88,10 +88,11 @@ class AfdBlock(BaseModel):
             block = cls.model_validate({"role": role, **raw})
         except ValidationError as error:
             raise UsageError(_explain(error), remedy=f"known keys: {', '.join(cls.model_fields)}") from None
-        block._check_values()
+        block.check_values()
         return block
 
-    def _check_values(self) -> None:
+    def check_values(self) -> None:
+        """Raise UsageError for values that validate but cannot be served."""
         if self.connector in OTHER_CONNECTORS:
             raise UsageError(f"afd.connector {self.connector!r} {OTHER_CONNECTORS[self.connector]}")
         if self.connector not in CONNECTORS:
