@@ -71,8 +71,9 @@ struct Batch {
 Tensor dispatch(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids, int64_t layer) {
   const Batch batch(x, topk_weights, topk_ids, current_stage, layer);
   const ffn_attention_table& table = client();
-  char reason[2048];
-  require(table.dispatch(table.self, &batch.call, reason, sizeof(reason)) == 0, reason);
+  char reason[2048] = {};
+  const bool sent = table.dispatch(table.self, &batch.call, reason, sizeof(reason)) == 0;
+  require(sent, reason);
   const int64_t size[] = {2};
   Tensor ticket = torch::stable::empty({size, 1}, ScalarType::Long);
   auto* content = ticket.mutable_data_ptr<int64_t>();
@@ -90,8 +91,9 @@ Tensor combine(const Tensor& ticket, const Tensor& x, const Tensor& topk_weights
   const ffn_attention_table& table = client();
   const int64_t size[] = {batch.call.rows, batch.call.hidden_size};
   Tensor out = torch::stable::empty({size, 2}, x.scalar_type());
-  char reason[2048];
-  require(table.combine(table.self, &batch.call, out.mutable_data_ptr(), reason, sizeof(reason)) == 0, reason);
+  char reason[2048] = {};
+  const bool answered = table.combine(table.self, &batch.call, out.mutable_data_ptr(), reason, sizeof(reason)) == 0;
+  require(answered, reason);
   return out;
 }
 
