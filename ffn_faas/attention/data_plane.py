@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 def shared_memory(spec: MoESpec) -> DataPlane:
     """Windows in POSIX shared memory of this host. Raises NativeMissing when the package was built without it."""
     from ffn_faas import native
+    from ffn_faas.connectors.shm import native_geometry
     from ffn_faas.connectors.shm_client import fetch_windows
     from ffn_faas.experts.spec import ELEMENT_SIZES
 
     module = native.load()
 
     def make_client(geometry: WindowGeometry, grants: list[Granted]) -> Client:
-        return module.AttentionClient(geometry, grants)  # type: ignore[no-any-return]
+        client: Client = module.AttentionClient(native_geometry(geometry), grants[0].expert_counts)
+        return client
 
     return DataPlane(make_client, fetch_windows, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype])

@@ -47,15 +47,12 @@ class FLink:
         Raises HandshakeRefused with F's own text, or SessionLost naming role, rank and address when F never answers.
         """
         patience = _Patience(f"A rank {attach.attention_rank}", str(self), timeout_s, self._log)
-        while True:
-            try:
-                self._socket = self._stack.enter_context(self._connect(token))
-                self.granted = self._handshake(attach, patience)
-                return self.granted
-            except _NotYet as not_yet:  # noqa: PERF203
-                self._stack.close()
-                patience.spend(str(not_yet))
-                time.sleep(RETRY_S)
+        try:
+            self.granted = self._attach(attach, token, patience)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self.granted
 
     def read(self, on_message: Callable[[FLink, AnyMessage], None], on_close: Callable[[FLink, str], None]) -> None:
         """Start the reader thread: ``on_message`` for every message but Progress, ``on_close`` once at the end."""
@@ -79,6 +76,16 @@ class FLink:
         self._stack.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=1.0)
+
+    def _attach(self, attach: Attach, token: str | None, patience: _Patience) -> Granted:
+        while True:
+            try:
+                self._socket = self._stack.enter_context(self._connect(token))
+                return self._handshake(attach, patience)
+            except _NotYet as not_yet:  # noqa: PERF203
+                self._stack.close()
+                patience.spend(str(not_yet))
+                time.sleep(RETRY_S)
 
     def _connected(self) -> ClientConnection:
         if self._socket is None:
