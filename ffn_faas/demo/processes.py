@@ -93,7 +93,7 @@ class Child:
         return ChildFailed(f"{self.name} {what}; its log ({self.log_path}) ends with\n{self.log_tail()}\n")
 
     def stop(self, terminate: Callable[[], None] | None, deadline_s: float) -> int | None:
-        """Ask (``terminate``, else SIGTERM), wait, then SIGKILL what is left of the tree.
+        """Ask (``terminate``, else SIGTERM), wait, then end what is left of the tree.
 
         Returns the exit code, None when the child had to be killed.
         """
@@ -103,7 +103,7 @@ class Child:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(deadline_s)
         code = self._popen.returncode
-        kill_all({process.pid: process for process in (*tree, *self.tree())}.values())
+        end_all({process.pid: process for process in (*tree, *self.tree())}.values())
         self._popen.wait()
         return code
 
@@ -123,7 +123,7 @@ class Children:
             for child in reversed(self._children):
                 child.stop(None, deadline_s=10.0)
             self._children.clear()
-            kill_all(psutil.Process().children(recursive=True))
+            end_all(psutil.Process().children(recursive=True))
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> Child:
         child = Child(name, command, environment, log_path)
@@ -152,13 +152,27 @@ def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL and wait for processes that may be gone already, or be adopted and unreaped."""
-    remaining = list(processes)
-    for process in remaining:
+def end_all(processes: Iterable[psutil.Process], grace_s: float = 3.0) -> None:
+    """SIGKILL what does not end by itself, Python's resource trackers last: they unlink shared memory of the dead."""
+    _, remaining = psutil.wait_procs(list(processes), timeout=grace_s)
+    trackers = [process for process in remaining if _is_tracker(process)]
+    _kill([process for process in remaining if process not in trackers])
+    _, trackers = psutil.wait_procs(trackers, timeout=grace_s)
+    _kill(trackers)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(remaining, timeout=10)
+    psutil.wait_procs(processes, timeout=10)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _die_with(parent: int) -> Callable[[], None]:

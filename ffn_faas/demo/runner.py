@@ -19,7 +19,7 @@ from ffn_faas.demo.processes import Child, Children
 from ffn_faas.demo.progress import report_bytes, say, wait_ready, watched
 from ffn_faas.errors import WorldLost
 
-HELD_LINE = re.compile(r"ffn_faas attention: routed-expert parameter bytes held here: (\d+); remote layers: (\d+)")
+HELD_LINE = re.compile(r"Attention holds (\d+) bytes of routed experts in (\d+) remote layers")
 
 
 @dataclass(frozen=True)
