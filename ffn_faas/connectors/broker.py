@@ -77,17 +77,17 @@ class Broker:
                     log.warning("A peer left the broker of windows without them: %s", error)
 
     def _answer(self, peer: socket.socket) -> None:
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(credentials)
-        if uid not in (0, os.getuid()):
-            peer.sendall(REFUSED + f"user {uid} is not user {os.getuid()}, whose windows these are".encode())
-            return
         presented = b""
         while len(presented) < TICKET_BYTES:
             part = peer.recv(TICKET_BYTES - len(presented))
             if not part:
                 return
             presented += part
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(credentials)
+        if uid not in (0, os.getuid()):
+            peer.sendall(REFUSED + f"user {uid} is not user {os.getuid()}, whose windows these are".encode())
+            return
         with self._lock:
             arena = self._redeem(presented)
             if arena is not None:

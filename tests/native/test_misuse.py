@@ -1,6 +1,7 @@
 """What the client and the receiver say to calls that cannot be right."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,10 +90,10 @@ def test_an_epoch_that_a_flag_cannot_hold_is_refused(world: World, epoch: int) -
 def test_windows_of_another_epoch_are_refused_and_their_descriptors_closed(world: World) -> None:
     module = native.load()
     arena = module.Arena.create(native_geometry(world.geometry), EPOCH)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ValueError, match=f"epoch is {EPOCH}, agreed was {EPOCH + 1}"):
         module.Arena.map(os.dup(arena.fd), -1, native_geometry(world.geometry), EPOCH + 1)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_memory_that_could_shrink_under_its_user_is_refused(world: World) -> None:

@@ -136,7 +136,7 @@ class World:
             self.arenas.append(mapped)
             first += count
 
-    def __enter__(self) -> World:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_: object) -> None:

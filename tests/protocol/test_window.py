@@ -1,6 +1,7 @@
 """The layout as written down against the layout as compiled."""
 
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,7 @@ def test_fields_follow_each_other_without_overlap(geometry: WindowGeometry) -> N
         (layout.combine_partial, rows * geometry.hidden_size * 4),
         (layout.stage_stride, 0),
     ]
-    for (begin, size), (following, _) in zip(spans, spans[1:], strict=False):
+    for (begin, size), (following, _) in pairwise(spans):
         assert begin + size <= following
     assert layout.stage(geometry.stages) == layout.nbytes
     lines = [begin // window.ALIGNMENT for begin, size in spans if size == 8 or begin == layout.combine_sleeping]
