@@ -92,7 +92,7 @@ def _by_index(directory: Path, index: Path) -> dict[str, TensorEntry]:
         raise ResourceError(f"{index} has no weight_map from tensor names to file names")
     tensors: dict[str, TensorEntry] = {}
     for file in sorted(set(weight_map.values())):
-        if Path(file).name != file:
+        if file in {"", ".."} or Path(file).name != file:
             raise ResourceError(f"{index} names {file!r}, which is not a file beside it")
         path = directory / file
         if not path.exists():
