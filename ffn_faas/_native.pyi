@@ -173,3 +173,12 @@ class AttentionClient:
 
     def counters(self) -> dict[str, int]:
         """posts, wait_ns, sleeps."""
+
+def arm_watchdog(seconds: float, exit_code: int, message: str, record_path: str, record: str) -> None:
+    """End the process in ``seconds`` unless disarmed, whatever holds the interpreter; see native/process."""
+
+def disarm_watchdog() -> None:
+    """The deadline is off."""
+
+def record_crashes(record_path: str, record: str) -> None:
+    """A fatal signal writes ``record`` (its number in place of "@@") to ``record_path`` first."""

@@ -45,6 +45,10 @@ class ServeConfig:
     log_json: bool = False
     drain_timeout_s: float = 15.0
     world_timeout_s: float = 300.0
+    stall_timeout_s: float = 60.0
+    exit_record: str | None = None
+    launched: bool = False
+    """Whether a launcher (torchrun) started this process."""
     seed: int = 0
 
     @property

@@ -57,3 +57,8 @@ def master_addr() -> str:
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with ``changes``, for a process that it starts."""
     return {**os.environ, **changes}
+
+
+def torchelastic_error_file() -> str | None:
+    """Where torchrun's agent looks for the reason of a worker's failure."""
+    return os.environ.get("TORCHELASTIC_ERROR_FILE") or None

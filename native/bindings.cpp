@@ -75,4 +75,5 @@ PYBIND11_MODULE(_native, m) {
   bind_arena(m);
   bind_service(m);
   bind_attention(m);
+  bind_process(m);
 }

@@ -67,8 +67,23 @@ def _parser() -> argparse.ArgumentParser:
         choices=config.MOE_KERNELS,
         help="auto = torch; vllm: vLLM's own CPU kernel, the same bits as local experts; zero: returns zeros (control)",
     )
-    add("--drain-timeout", type=float, default=15.0, metavar="S", help="seconds to finish posts at stop (%(default)s)")
+    add(
+        "--drain-timeout",
+        "--receiver-shutdown-timeout",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="seconds to finish posts at stop (%(default)s)",
+    )
     add("--world-timeout", type=float, default=300.0, metavar="S", help="seconds for F ranks to join (%(default)s)")
+    add(
+        "--stall-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a step that takes longer is stuck: /live turns 503 (%(default)s)",
+    )
+    add("--exit-record", metavar="DIR", help="leave DIR/ffn-rank-R.json that says how this rank ended, also by a crash")
     add("--log-json", action="store_true", help="one JSON object per log line")
     return parser
 
@@ -96,6 +111,9 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
     world = _agreed_world(args.data_parallel_size, block.num_ffn_ranks if block else None)
     if not 1 <= args.port <= 65535 - world.local_rank:
         raise UsageError(f"--port {args.port} leaves no port for local rank {world.local_rank}")
+    for flag, seconds in {"--drain-timeout": args.drain_timeout, "--stall-timeout": args.stall_timeout}.items():
+        if not 0 <= seconds < float("inf"):
+            raise UsageError(f"{flag} is {seconds}, a number of seconds is needed")
     if args.max_num_batched_tokens < 1:
         raise UsageError(f"--max-num-batched-tokens is {args.max_num_batched_tokens}, at least 1 is needed")
     return (
@@ -114,6 +132,9 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             log_json=args.log_json,
             drain_timeout_s=args.drain_timeout,
             world_timeout_s=args.world_timeout,
+            stall_timeout_s=args.stall_timeout,
+            exit_record=args.exit_record,
+            launched=env.world_size() is not None,
         ),
         ignored,
     )

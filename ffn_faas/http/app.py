@@ -23,9 +23,9 @@ def create_app(state: ServiceState) -> FastAPI:
     app = FastAPI(title="ffn_faas", version=__version__, docs_url=None, redoc_url=None)
 
     async def live() -> Response:
-        """200 unless this rank has failed; idle is alive."""
-        failed = state.lifecycle.phase is Phase.FAILED
-        return JSONResponse(_phase(state), status_code=503 if failed else 200)
+        """200 unless this rank has failed or a step is stuck; idle is alive."""
+        dead = state.lifecycle.phase is Phase.FAILED or state.is_stuck
+        return JSONResponse(_phase(state), status_code=503 if dead else 200)
 
     async def ready() -> Response:
         """200 only when this rank (local rank 0: every rank of its node) can serve."""
@@ -75,7 +75,7 @@ def _phase(state: ServiceState) -> dict[str, Any]:
         "rank": state.config.world.rank,
         "ranks": {str(rank): state.world.phases[rank] for rank in state.config.world.local_ranks},
     }
-    reason = snapshot.reason or state.stop.reason
+    reason = snapshot.reason or state.stop.reason or state.stuck_reason
     return body | ({"reason": reason} if reason else {})
 
 

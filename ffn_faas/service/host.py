@@ -11,7 +11,7 @@ from ffn_faas.backends import create_backend
 from ffn_faas.backends.base import FFNBackend, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors.host_identity import host_identity
-from ffn_faas.errors import FfnError, ModelRefused
+from ffn_faas.errors import FfnError, ModelRefused, ResourceError
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.model_path import resolve_model
@@ -20,7 +20,9 @@ from ffn_faas.http.app import create_app
 from ffn_faas.http.server import HttpServer, bind
 from ffn_faas.protocol.handshake import Offer
 from ffn_faas.protocol.topology import expert_range
+from ffn_faas.service.last_words import TEARDOWN_S, LastWords
 from ffn_faas.service.lifecycle import Lifecycle, Phase
+from ffn_faas.service.parent import stop_with_parent
 from ffn_faas.service.signals import stop_on_signals
 from ffn_faas.service.state import ServiceState
 from ffn_faas.service.step_loop import drain, run_steps
@@ -30,6 +32,7 @@ from ffn_faas.service.world_member import WorldMember
 from ffn_faas.telemetry.log import configure
 
 log = logging.getLogger(__name__)
+TORCHRUN_KILLS_AFTER_S = 30.0
 
 
 def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
@@ -38,26 +41,54 @@ def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
     log.info("ffn_faas %s, backend %s, model %s", __version__, config.backend, config.model)
     if ignored_flags:
         log.info("vLLM flags without effect on F: %s", ", ".join(ignored_flags))
-    lifecycle, stop = Lifecycle(), StopRequest()
+    if config.launched and config.drain_timeout_s + TEARDOWN_S >= TORCHRUN_KILLS_AFTER_S:
+        log.warning(
+            "--drain-timeout %.0f: torchrun kills workers %.0f s after SIGTERM; only POST /stop leaves that much time",
+            config.drain_timeout_s,
+            TORCHRUN_KILLS_AFTER_S,
+        )
+    stop = StopRequest()
     with stop_on_signals(stop):
-        try:
-            with bind(config.host, config.listen_port) as listener:
-                state, backend = _parse(config, lifecycle, stop)
-                http = HttpServer(create_app(state), listener)
-                http.start()
-                try:
-                    _run(state, backend)
-                finally:
-                    backend.release()
-                    state.world.close()
-                    http.shutdown()
-        except Stopped as stopped:
-            log.info("stopped before READY: %s", stopped.message)
-        except FfnError as error:
-            lifecycle.fail(str(error))
-            log.error("%s", error)
-            return error.exit_code
+        if config.launched:
+            stop_with_parent(stop)
+        return _bounded(config, stop)
+
+
+def _bounded(config: ServeConfig, stop: StopRequest) -> int:
+    """Serve, and leave the exit code and reason behind."""
+    try:
+        words = LastWords(config, stop)
+    except FfnError as error:
+        log.error("%s", error)
+        return error.exit_code
+    except OSError as error:
+        log.error("--exit-record %s cannot be written: %s", config.exit_record, error)
+        return ResourceError.exit_code
+    try:
+        _serve(config, stop)
+    except Stopped as stopped:
+        log.info("stopped before READY: %s", stopped.message)
+    except FfnError as error:
+        stop.request(str(error), error)
+        log.error("%s", error)
+        words.ended(error.exit_code, str(error))
+        return error.exit_code
+    words.ended(0, stop.reason)
     return 0
+
+
+def _serve(config: ServeConfig, stop: StopRequest) -> None:
+    lifecycle = Lifecycle()
+    with bind(config.host, config.listen_port) as listener:
+        state, backend = _parse(config, lifecycle, stop)
+        http = HttpServer(create_app(state), listener)
+        http.start()
+        try:
+            _run(state, backend)
+        finally:
+            backend.release()
+            state.world.close()
+            http.shutdown()
 
 
 def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tuple[ServiceState, FFNBackend]:
@@ -120,6 +151,7 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         lifecycle.advance(Phase.STOPPED, stop.reason)
         raise
     except FfnError as error:
+        stop.request(str(error), error)
         lifecycle.fail(str(error))
         state.sessions.end_all(f"F failed: {error}")
         raise

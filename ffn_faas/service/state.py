@@ -37,3 +37,16 @@ class ServiceState:
         from ffn_faas.protocol.topology import expert_counts
 
         return expert_counts(self.spec.num_experts, self.config.world.size)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether an item was taken and not completed for longer than the stall limit. Waiting is never stuck."""
+        return bool(self.stuck_reason)
+
+    @property
+    def stuck_reason(self) -> str:
+        if self.connector is None:
+            return ""
+        age = self.connector.statistics()["item_s"]
+        limit = self.config.stall_timeout_s
+        return f"a step has been computing for {age:.0f} s (--stall-timeout {limit:.0f})" if age > limit else ""

@@ -1,0 +1,78 @@
+"""How an F rank ends when it can no longer end by itself, and what it leaves for whoever looks afterwards.
+
+Every end is bounded: once a stop is requested, a watchdog outside the interpreter ends the process non-zero when its
+budget is over, whatever a native call is doing. The exit record, one JSON file per rank, says how the rank ended, also
+after a crash; torchelastic's error file gets the reason in its own format.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ffn_faas import env, native
+from ffn_faas.config import ServeConfig
+from ffn_faas.errors import Stuck
+from ffn_faas.service.stop import StopRequest
+
+TEARDOWN_S = 8.0
+"""After the drain: telling peers, releasing memory, HTTP."""
+FAILURE_BUDGET_S = 4.0
+"""After a failure there is nothing to drain; the rest of the world waits for this rank to go."""
+
+
+class LastWords:
+    """Made at start; ``ended`` at the end. In between it follows the stop request."""
+
+    def __init__(self, config: ServeConfig, stop: StopRequest) -> None:
+        self._config = config
+        self._stop = stop
+        self._native = native.load()
+        self._path = Path(config.exit_record, f"ffn-rank-{config.world.rank}.json") if config.exit_record else None
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(None, "running")
+            self._native.record_crashes(str(self._path), self._record(None, "a fatal signal: number @@"))
+        faulthandler.enable()
+        stop.on_request(self._bound)
+
+    def ended(self, exit_code: int, reason: str) -> None:
+        """The orderly end; the watchdog stays armed until the process is gone."""
+        with suppress(OSError):
+            self._write(exit_code, reason)
+        if exit_code:
+            _write_torchelastic_error(reason)
+
+    def _bound(self) -> None:
+        error, reason = self._stop.error, self._stop.reason
+        budget = FAILURE_BUDGET_S if error else self._config.drain_timeout_s + TEARDOWN_S
+        code = error.exit_code if error else Stuck.exit_code
+        text = f"{reason}; the end took longer than {budget:.0f} s and was forced"
+        # Python's stacks half a second before the end, from a thread that needs no interpreter lock.
+        faulthandler.dump_traceback_later(max(0.1, budget - 0.5))
+        path = str(self._path) if self._path else ""
+        self._native.arm_watchdog(budget, code, f"ffn_faas: {text}\n", path, self._record(code, text))
+
+    def _write(self, exit_code: int | None, reason: str) -> None:
+        if self._path is not None:
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(self._record(exit_code, reason))
+            temporary.replace(self._path)
+
+    def _record(self, exit_code: int | None, reason: str) -> str:
+        world = self._config.world
+        content = {"rank": world.rank, "world_size": world.size, "pid": os.getpid(), "time": time.time()}
+        return json.dumps(content | {"exit_code": exit_code, "reason": reason[:1000]}) + "\n"
+
+
+def _write_torchelastic_error(reason: str) -> None:
+    path = env.torchelastic_error_file()
+    if path is None:
+        return
+    message = {"message": reason, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}))

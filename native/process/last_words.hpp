@@ -1,0 +1,19 @@
+// What a process still says and does when the interpreter no longer can: bounded ends and crash records.
+#pragma once
+
+#include <string>
+
+namespace ffn {
+
+// Ends the process with `exit_code` in `seconds`, unless disarmed before: writes `message` to stderr and `record` to
+// the file `record_path` (nothing when empty). A thread of its own that needs no interpreter lock. Arming again
+// replaces the deadline.
+void arm_watchdog(double seconds, int exit_code, const std::string& message, const std::string& record_path,
+                  const std::string& record);
+void disarm_watchdog();
+
+// From now on a fatal signal writes `record` (with the signal's number in place of "@@") to `record_path` before it
+// does what it did before.
+void record_crashes(const std::string& record_path, const std::string& record);
+
+}  // namespace ffn
