@@ -180,5 +180,10 @@ def arm_watchdog(seconds: float, exit_code: int, message: str, record_path: str,
 def disarm_watchdog() -> None:
     """The deadline is off."""
 
+def bound_signals(
+    from_fd: int, to_fd: int, seconds: float, exit_code: int, message: str, record_path: str, record: str
+) -> None:
+    """Pass signal numbers on; the first arms the watchdog. Blocking descriptors, which stay the caller's."""
+
 def record_crashes(record_path: str, record: str) -> None:
     """A fatal signal writes ``record`` (its number in place of "@@") to ``record_path`` first."""

@@ -75,5 +75,6 @@ PYBIND11_MODULE(_native, m) {
   bind_arena(m);
   bind_service(m);
   bind_attention(m);
+  bind_experts(m);
   bind_process(m);
 }

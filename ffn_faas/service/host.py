@@ -11,7 +11,7 @@ from ffn_faas.backends import create_backend
 from ffn_faas.backends.base import FFNBackend, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors.host_identity import host_identity
-from ffn_faas.errors import FfnError, ModelRefused, ResourceError
+from ffn_faas.errors import FfnError, ModelRefused
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.model_path import resolve_model
@@ -48,22 +48,21 @@ def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
             TORCHRUN_KILLS_AFTER_S,
         )
     stop = StopRequest()
-    with stop_on_signals(stop):
-        if config.launched:
-            stop_with_parent(stop)
-        return _bounded(config, stop)
-
-
-def _bounded(config: ServeConfig, stop: StopRequest) -> int:
-    """Serve, and leave the exit code and reason behind."""
     try:
         words = LastWords(config, stop)
     except FfnError as error:
         log.error("%s", error)
         return error.exit_code
-    except OSError as error:
-        log.error("--exit-record %s cannot be written: %s", config.exit_record, error)
-        return ResourceError.exit_code
+    with stop_on_signals(stop, words.bound_signals):
+        if config.launched:
+            stop_with_parent(stop)
+        code, reason = _outcome(config, stop)
+        words.ended(code, reason)
+    return code
+
+
+def _outcome(config: ServeConfig, stop: StopRequest) -> tuple[int, str]:
+    """Serve; how that ended, as exit code and reason."""
     try:
         _serve(config, stop)
     except Stopped as stopped:
@@ -71,10 +70,8 @@ def _bounded(config: ServeConfig, stop: StopRequest) -> int:
     except FfnError as error:
         stop.request(str(error), error)
         log.error("%s", error)
-        words.ended(error.exit_code, str(error))
-        return error.exit_code
-    words.ended(0, stop.reason)
-    return 0
+        return error.exit_code, str(error)
+    return 0, stop.reason
 
 
 def _serve(config: ServeConfig, stop: StopRequest) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ffn_faas import env, native
 from ffn_faas.config import ServeConfig
-from ffn_faas.errors import Stuck
+from ffn_faas.errors import ResourceError, Stuck
 from ffn_faas.service.stop import StopRequest
 
 TEARDOWN_S = 8.0
@@ -34,8 +34,11 @@ class LastWords:
         self._native = native.load()
         self._path = Path(config.exit_record, f"ffn-rank-{config.world.rank}.json") if config.exit_record else None
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(None, "running")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._write(None, "running")
+            except OSError as error:
+                raise ResourceError(f"--exit-record {config.exit_record} cannot be written: {error}") from None
             self._native.record_crashes(str(self._path), self._record(None, "a fatal signal: number @@"))
         faulthandler.enable()
         stop.on_request(self._bound)
@@ -46,6 +49,14 @@ class LastWords:
             self._write(exit_code, reason)
         if exit_code:
             _write_torchelastic_error(reason)
+
+    def bound_signals(self, from_fd: int, to_fd: int) -> None:
+        """A signal bounds the end even while a native call holds the interpreter lock; see ``stop_on_signals``."""
+        budget = self._config.drain_timeout_s + TEARDOWN_S + 1.0
+        text = f"a signal asked for a stop; the end took longer than {budget:.0f} s and was forced"
+        code, path = Stuck.exit_code, str(self._path) if self._path else ""
+        record = self._record(code, text)
+        self._native.bound_signals(from_fd, to_fd, budget, code, f"ffn_faas: {text}\n", path, record)
 
     def _bound(self) -> None:
         error, reason = self._stop.error, self._stop.reason

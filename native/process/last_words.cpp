@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -106,6 +107,22 @@ void disarm_watchdog() {
   std::lock_guard<std::mutex> lock(dog.mutex);
   dog.armed = false;
   dog.changed.notify_all();
+}
+
+void bound_signals(int from_fd, int to_fd, double seconds, int exit_code, const std::string& message,
+                   const std::string& record_path, const std::string& record) {
+  std::thread([=] {
+    bool first = true;
+    char number;
+    for (;;) {
+      const ssize_t got = read(from_fd, &number, 1);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return;
+      if (first) arm_watchdog(seconds, exit_code, message, record_path, record);
+      first = false;
+      write_all(to_fd, &number, 1);
+    }
+  }).detach();
 }
 
 void record_crashes(const std::string& record_path, const std::string& record) {

@@ -12,6 +12,12 @@ void arm_watchdog(double seconds, int exit_code, const std::string& message, con
                   const std::string& record);
 void disarm_watchdog();
 
+// Reads signal numbers from `from_fd` (the interpreter's wakeup descriptor) for ever, in a thread that needs no
+// interpreter lock: the first one arms the watchdog as above, all are passed on to `to_fd`. So a signal bounds the end
+// even while a native call holds the lock.
+void bound_signals(int from_fd, int to_fd, double seconds, int exit_code, const std::string& message,
+                   const std::string& record_path, const std::string& record);
+
 // From now on a fatal signal writes `record` (with the signal's number in place of "@@") to `record_path` before it
 // does what it did before.
 void record_crashes(const std::string& record_path, const std::string& record);

@@ -2,30 +2,37 @@
 
 #include <cstring>
 
+// The build is for any x86-64; these loops are compiled twice and the CPU chooses when the module is loaded.
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define FFN_WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define FFN_WIDE
+#endif
+
 namespace ffn {
 namespace {
 
-uint32_t bits_of(float value) {
+inline uint32_t bits_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-float float_of(uint32_t bits) {
+inline float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 // Both without branches, so that the loops below vectorise.
-uint16_t to_bf16(float value) {
+inline uint16_t to_bf16(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40;
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
 }
 
-uint16_t to_f16(float value) {
+inline uint16_t to_f16(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t magnitude = bits & 0x7fffffff;
   const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
@@ -37,22 +44,27 @@ uint16_t to_f16(float value) {
   return static_cast<uint16_t>(result | (bits >> 16 & 0x8000));
 }
 
+FFN_WIDE void store_bf16(const float* source, uint16_t* target, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) target[i] = to_bf16(source[i]);
+}
+
+FFN_WIDE void store_f16(const float* source, uint16_t* target, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) target[i] = to_f16(source[i]);
+}
+
 }  // namespace
 
 void store_row(const float* source, void* target, int64_t count, int32_t dtype) {
-  if (dtype == FFN_F32) {
-    std::memcpy(target, source, count * sizeof(float));
-    return;
-  }
-  auto* out = static_cast<uint16_t*>(target);
   if (dtype == FFN_BF16) {
-    for (int64_t i = 0; i < count; ++i) out[i] = to_bf16(source[i]);
+    store_bf16(source, static_cast<uint16_t*>(target), count);
+  } else if (dtype == FFN_F16) {
+    store_f16(source, static_cast<uint16_t*>(target), count);
   } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = to_f16(source[i]);
+    std::memcpy(target, source, count * sizeof(float));
   }
 }
 
-void add_row(float* sum, const float* source, int64_t count) {
+FFN_WIDE void add_row(float* sum, const float* source, int64_t count) {
   for (int64_t i = 0; i < count; ++i) sum[i] += source[i];
 }
 
