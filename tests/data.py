@@ -66,12 +66,16 @@ class TinyModel:
                 ("self_attn.o_proj", (hidden, 64)),
                 ("self_attn.q_norm", (32,)),
                 ("self_attn.k_norm", (32,)),
-                ("mlp.gate", (self.experts, hidden)),
             ):
                 tensors[f"{prefix}.{name}.weight"] = draw(*shape)
-            for expert in range(self.experts):
-                for name, shape in (("gate", (inter, hidden)), ("up", (inter, hidden)), ("down", (hidden, inter))):
-                    tensors[f"{prefix}.mlp.experts.{expert}.{name}_proj.weight"] = draw(*shape)
+            dense = layer in self.extra.get("mlp_only_layers", [])
+            width = 2 * inter if dense else inter
+            matrices = (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width)))
+            if not dense:
+                tensors[f"{prefix}.mlp.gate.weight"] = draw(self.experts, hidden)
+            for path in ["mlp"] if dense else [f"mlp.experts.{expert}" for expert in range(self.experts)]:
+                for name, shape in matrices:
+                    tensors[f"{prefix}.{path}.{name}_proj.weight"] = draw(*shape)
         tensors["model.norm.weight"] = draw(hidden)
         tensors["lm_head.weight"] = draw(96, hidden)
         return tensors

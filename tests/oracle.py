@@ -4,7 +4,8 @@
 nothing. Inputs are taken as they are (bf16 and so on, exactly representable in float64).
 
 Errors are relative to the whole result: ``l2_error`` = |y - ref| / |ref| over all elements, ``max_error`` =
-max |y - ref| / max |ref|. The first says how exact a kernel is, the second catches a single element gone wrong.
+max |y - ref| / max |ref|. The first says how exact a kernel is, even on one row. The second catches a single element
+gone wrong; in a small item it hangs on how one element happens to round, so compare it over many rows.
 """
 
 from __future__ import annotations

@@ -1,0 +1,45 @@
+"""Run as ``python -m tests.experts.vllm_weights MODEL_DIR OUT``: what stock vLLM's own loader puts into its layers.
+
+Builds vLLM's model for MODEL_DIR in this process, without an engine, lets vLLM's default loader load it, and saves
+each RoutedExperts layer's w13_weight and w2_weight to OUT, before vLLM brings them into its kernel's layout.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from safetensors.torch import save_file
+
+
+def main(model: str, out: str) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.network_utils import get_open_port
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = EngineArgs(
+        model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64
+    ).create_engine_config()
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{get_open_port()}", 0, "gloo")
+        initialize_model_parallel()
+        with set_default_torch_dtype(config.model_config.dtype):
+            network = initialize_model(config)
+        get_model_loader(config.load_config).load_weights(network, config.model_config)
+    weights = {}
+    for name, module in network.named_modules():
+        if isinstance(module, RoutedExperts):
+            layer = name.removesuffix(".routed_experts")
+            weights[f"{layer}.w13"] = module.w13_weight.detach().contiguous()
+            weights[f"{layer}.w2"] = module.w2_weight.detach().contiguous()
+    save_file(weights, out)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])
