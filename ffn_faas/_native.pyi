@@ -89,6 +89,57 @@ class ZeroKernel:
         """Of the ``ffn_expert_kernel`` (native/include/ffn_faas/expert_kernel.h); valid as long as this object."""
 
 @final
+class ExpertsCpu:
+    """Packed experts of all layers and the threads that compute them. Matrices: 0 gate, 1 up [I, H], 2 down [H, I]."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        dtype: int,
+        threads: int,
+        path: str = "auto",
+    ) -> None:
+        """Memory is mapped here and taken when packed. MemoryError; ValueError for a path that this CPU lacks."""
+
+    @staticmethod
+    def paths(dtype: int) -> list[str]:
+        """Instruction sets that this CPU runs, best first: avx512_bf16, avx512, avx2, scalar."""
+
+    @property
+    def address(self) -> int:
+        """Of the ``ffn_expert_kernel`` (native/include/ffn_faas/expert_kernel.h); valid as long as this object."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Of the packed weights, padding included."""
+
+    def pack(self, layer: int, expert: int, matrix: int, source: int) -> None:
+        """Take a contiguous matrix at an address. Any thread; releases the GIL. IndexError for no such expert."""
+
+    def unpack(self, layer: int, expert: int, matrix: int, target: int) -> None:
+        """The reverse of ``pack``."""
+
+    def compute(self, layer: int, rows: int, top_k: int, hidden: int, ids: int, weights: int, partial: int) -> int:
+        """An item by addresses, as ``ffn_item`` has it; ids are trusted. 0, or why not: 1 memory, 2 no such layer.
+
+        One caller at a time. Releases the GIL.
+        """
+
+def cpu_peak_flops(*, threads: int, dtype: int, path: str = "auto", rounds: int = 20_000_000) -> float:
+    """Multiply-adds in registers by the instruction that ``path`` uses for that dtype, in FLOP/s of all threads."""
+
+def cpu_read_bandwidth(*, threads: int, address: int, nbytes: int) -> float:
+    """Bytes per second of reading that memory once, a part by each thread."""
+
+@final
 class ItemReceiver:
     """All links of an F rank as one stream of posts. One thread receives or steps; the rest is for any thread."""
 

@@ -8,7 +8,7 @@ DEFAULT_PORT = 8100
 DEFAULT_CAPACITY = 4096
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
-MOE_KERNELS = ("auto", "torch", "vllm", "zero")
+MOE_KERNELS = ("auto", "native", "torch", "vllm", "zero")
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,17 @@ def master_addr() -> str:
     return os.environ.get("MASTER_ADDR") or "127.0.0.1"
 
 
+def num_threads() -> int:
+    """FFN_FAAS_NUM_THREADS, else OMP_NUM_THREADS, else this rank's share of the CPUs that it may run on; >= 1."""
+    for name in (PREFIX + "NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name):
+            count = _integer(name, 1)
+            if count < 1:
+                raise UsageError(f"{name}={count}, at least one thread is needed")
+            return count
+    return max(1, len(os.sched_getaffinity(0)) // local_world_size())
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with ``changes``, for a process that it starts."""
     return {**os.environ, **changes}

@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "--moe-kernel",
         default="auto",
         choices=config.MOE_KERNELS,
-        help="auto = torch; vllm: vLLM's own CPU kernel, the same bits as local experts; zero: returns zeros (control)",
+        help="auto = native (compiled; torch without it); vllm: vLLM's own CPU kernel, the same bits as local experts; "
+        "zero: returns zeros (control)",
     )
     add(
         "--drain-timeout",

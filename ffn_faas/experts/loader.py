@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from ffn_faas.errors import ResourceError
 from ffn_faas.experts.checkpoint import Checkpoint, dtype_name
+from ffn_faas.experts.kernels.base import DOWN, GATE, UP
 from ffn_faas.experts.safetensors_header import TensorEntry, open_unbuffered
 
 if TYPE_CHECKING:
-    import torch
-
     from ffn_faas.experts.kernels.base import ExpertKernel
     from ffn_faas.experts.spec import MoESpec
 
@@ -50,7 +49,10 @@ class StorageAccount:
 @dataclass(frozen=True)
 class _Read:
     entry: TensorEntry
-    destination: torch.Tensor
+    layer: int
+    expert: int
+    """Local id."""
+    matrix: int
 
 
 def load_experts(
@@ -92,10 +94,11 @@ def _dummy_layers(seed: int) -> _Fill:
         dummy = DummyWeights(spec, seed)
         layer_bytes = len(experts) * spec.expert_bytes
         for layer in range(spec.num_layers):
-            targets = _layer_targets(spec, experts, kernel, layer)
-            for expert in experts:
-                for matrix in range(3):
-                    dummy.fill(next(targets), layer, expert, matrix)
+            for local, expert in enumerate(experts):
+                for matrix in (GATE, UP, DOWN):
+                    buffer = kernel.matrix_buffer(layer, local, matrix)
+                    dummy.fill(buffer, layer, expert, matrix)
+                    kernel.finish_matrix(layer, local, matrix, buffer)
             kernel.finish_layer(layer)
             progress((layer + 1) * layer_bytes, spec.num_layers * layer_bytes)
         return 0
@@ -105,14 +108,12 @@ def _dummy_layers(seed: int) -> _Fill:
 
 def _checkpoint_layers(checkpoint: Checkpoint, threads: int) -> _Fill:
     def fill(spec: MoESpec, experts: range, kernel: ExpertKernel, progress: Progress) -> int:
-        layers = [list(_layer_entries(spec, checkpoint, experts, layer)) for layer in range(spec.num_layers)]
-        total = sum(entry.nbytes for layer in layers for entry in layer)
+        layers = [list(_layer_reads(spec, checkpoint, experts, layer)) for layer in range(spec.num_layers)]
+        total = sum(read.entry.nbytes for layer in layers for read in layer)
         done = reported = 0
-        with _files({entry.path for layer in layers for entry in layer}) as files, _pool(threads) as pool:
-            for layer, entries in enumerate(layers):
-                targets = _layer_targets(spec, experts, kernel, layer)
-                reads = map(_Read, entries, targets)
-                pending = [pool.submit(_read, files[read.entry.path], read) for read in reads]
+        with _files({read.entry.path for layer in layers for read in layer}) as files, _pool(threads) as pool:
+            for layer, reads in enumerate(layers):
+                pending = [pool.submit(_read, files[read.entry.path], read, kernel) for read in reads]
                 for future in as_completed(pending):
                     done += future.result()
                     if done - reported >= total // 200:
@@ -125,26 +126,18 @@ def _checkpoint_layers(checkpoint: Checkpoint, threads: int) -> _Fill:
     return fill
 
 
-def _layer_entries(spec: MoESpec, checkpoint: Checkpoint, experts: range, layer: int) -> Iterator[TensorEntry]:
-    for expert in experts:
+def _layer_reads(spec: MoESpec, checkpoint: Checkpoint, experts: range, layer: int) -> Iterator[_Read]:
+    for local, expert in enumerate(experts):
         entries = checkpoint.expert(spec, layer, expert)
-        yield from (entries.gate, entries.up, entries.down)
+        for matrix, entry in ((GATE, entries.gate), (UP, entries.up), (DOWN, entries.down)):
+            yield _Read(entry, layer, local, matrix)
 
 
-def _layer_targets(spec: MoESpec, experts: range, kernel: ExpertKernel, layer: int) -> Iterator[torch.Tensor]:
-    """Destinations in the order of ``_layer_entries``; each is contiguous."""
-    w13, w2 = kernel.layer_buffers(layer)
-    for local in range(len(experts)):
-        yield w13[local, : spec.intermediate_size]
-        yield w13[local, spec.intermediate_size :]
-        yield w2[local]
-
-
-def _read(fd: int, read: _Read) -> int:
-    """Fill the destination, straight from the file unless the dtype differs. Returns the bytes read."""
+def _read(fd: int, read: _Read, kernel: ExpertKernel) -> int:
+    """Fill the kernel's buffer, straight from the file unless the dtype differs. Returns the bytes read."""
     import torch
 
-    entry, destination = read.entry, read.destination
+    entry, destination = read.entry, kernel.matrix_buffer(read.layer, read.expert, read.matrix)
     stored = getattr(torch, dtype_name(entry))
     target = destination if destination.dtype == stored else torch.empty(destination.shape, dtype=stored)
     view = memoryview((ctypes.c_char * entry.nbytes).from_address(target.data_ptr())).cast("B")
@@ -161,6 +154,7 @@ def _read(fd: int, read: _Read) -> int:
         done += count
     if target is not destination:
         destination.copy_(target)
+    kernel.finish_matrix(read.layer, read.expert, read.matrix, destination)
     return done
 
 

@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from ffn_faas.experts.spec import MoESpec
 
 
-class ExpertKernel(ABC):
-    """prepare -> allocate -> per layer, in order: layer_buffers, (filled), finish_layer -> finish -> compute ...
+GATE, UP, DOWN = range(3)
+"""The matrices of an expert, as ``matrix_buffer`` and the native code number them."""
 
-    One thread calls all of these; ``compute`` may use torch's intra-op threads.
+
+class ExpertKernel(ABC):
+    """prepare -> allocate -> per layer, in order: matrices filled, finish_layer -> finish -> compute ...
+
+    One thread calls all of these but ``matrix_buffer`` and ``finish_matrix``, which the loader's threads call;
+    ``compute`` may use threads of its own.
     """
 
     name: str
@@ -37,14 +42,18 @@ class ExpertKernel(ABC):
         self.num_local_experts = len(experts)
 
     @abstractmethod
-    def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the loader writes a layer: w13 [E_local, 2I, H] (gate rows, then up rows) and w2 [E_local, H, I].
+    def matrix_buffer(self, layer: int, expert: int, matrix: int) -> torch.Tensor:
+        """Where the calling thread writes a matrix of a local expert: GATE and UP [I, H], DOWN [H, I].
 
-        Contiguous, in the spec's dtype, owned by the kernel, valid until ``finish_layer(layer)``.
+        Contiguous, in the spec's dtype, owned by the kernel, valid until the thread's ``finish_matrix`` for it.
         """
 
+    def finish_matrix(self, layer: int, expert: int, matrix: int, buffer: torch.Tensor) -> None:  # noqa: ARG002
+        """``buffer``, from ``matrix_buffer`` in this thread, is filled."""
+        return
+
     def finish_layer(self, layer: int) -> None:  # noqa: ARG002
-        """The buffers of ``layer`` are filled: bring them into the kernel's own layout."""
+        """All matrices of ``layer`` are finished."""
         return
 
     def finish(self) -> None:
@@ -87,6 +96,22 @@ class ExpertKernel(ABC):
     def release(self) -> None:
         """Drop the weights. Idempotent; ``compute`` is not called afterwards."""
         return
+
+
+class LayerKernel(ExpertKernel):
+    """A kernel that is filled a layer at a time, matrices side by side as torch has them."""
+
+    @abstractmethod
+    def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer to be filled: w13 [E_local, 2I, H] (gate rows, then up rows) and w2 [E_local, H, I].
+
+        Contiguous, in the spec's dtype, owned by the kernel, valid until ``finish_layer(layer)``. Any thread.
+        """
+
+    def matrix_buffer(self, layer: int, expert: int, matrix: int) -> torch.Tensor:
+        w13, w2 = self.layer_buffers(layer)
+        inter = self.spec.intermediate_size
+        return (w13[expert, :inter], w13[expert, inter:], w2[expert])[matrix]
 
 
 def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

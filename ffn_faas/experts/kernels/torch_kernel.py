@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ffn_faas.experts.kernels.base import ExpertKernel, empty
+from ffn_faas.experts.kernels.base import LayerKernel, empty
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ _FEW_ROWS = 2
 """Up to here torch multiplies weights of two bytes faster than they are widened."""
 
 
-class TorchKernel(ExpertKernel):
+class TorchKernel(LayerKernel):
     """All layers in one tensor per matrix: the row of an expert is ``layer * E_local + local id``.
 
     For more than a few rows, weights of two bytes are widened to f32 block by block: without bf16 instructions that

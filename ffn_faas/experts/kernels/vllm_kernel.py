@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ffn_faas.errors import ModelRefused
-from ffn_faas.experts.kernels.base import ExpertKernel, empty
+from ffn_faas.experts.kernels.base import LayerKernel, empty
 from ffn_faas.experts.kernels.vllm_ops import isa, load_ops, ops
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _INT32_MAX = (1 << 31) - 1
 """The kernel's offsets, into a layer's weights and into its scratch memory, are 32-bit."""
 
 
-class VllmKernel(ExpertKernel):
+class VllmKernel(LayerKernel):
     """Weights are packed layer by layer out of one staging buffer; the packed layout is vLLM's.
 
     The kernel takes no id below zero (it would write out of bounds), and its result is rounded to the weights'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ffn_faas import native
-from ffn_faas.experts.kernels.base import ExpertKernel, empty
+from ffn_faas.experts.kernels.base import LayerKernel, empty
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ffn_faas.experts.spec import MoESpec
 
 
-class ZeroKernel(ExpertKernel):
+class ZeroKernel(LayerKernel):
     """Reads the checkpoint like every kernel, layer by layer through one buffer, and keeps nothing of it."""
 
     name = "zero"

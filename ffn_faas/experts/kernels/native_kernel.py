@@ -1,0 +1,118 @@
+"""The compiled CPU kernel (native/experts_cpu): packed weights, own threads, results that no neighbour changes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ffn_faas import env, native
+from ffn_faas.errors import ResourceError
+from ffn_faas.experts.kernels.base import DOWN, ExpertKernel, empty
+
+if TYPE_CHECKING:
+    import torch
+
+    from ffn_faas import _native
+    from ffn_faas.experts.spec import MoESpec
+
+_LARGEST_WEIGHTS = 1 << 56
+"""Bytes; no machine maps more, and byte counts stay far inside an int64."""
+
+
+class NativeKernel(ExpertKernel):
+    """Each matrix goes through a buffer of its loading thread into the packed layout: nothing is held twice.
+
+    A row's result is the same bits whatever shares its item, and for any number of threads. ``path`` names an
+    instruction set of ``ExpertsCpu.paths``; "auto" is the best that this CPU has.
+    """
+
+    name = "native"
+
+    def __init__(self, spec: MoESpec, *, threads: int | None = None, path: str = "auto") -> None:
+        super().__init__(spec)
+        self._native = native.load()
+        self._dtype = {"float32": self._native.F32, "float16": self._native.F16, "bfloat16": self._native.BF16}[
+            spec.dtype
+        ]
+        self._threads = threads or env.num_threads()
+        self._path = path
+        self._experts: _native.ExpertsCpu | None = None
+        self._buffers = threading.local()
+
+    @property
+    def native_address(self) -> int:
+        """Address of the ``ffn_expert_kernel``: the connector then steps without the GIL. Valid until ``release``."""
+        return self._resident.address
+
+    @property
+    def path(self) -> str:
+        """The instruction set that computes."""
+        return self._resident.path
+
+    def allocate(self, experts: range) -> None:
+        super().allocate(experts)
+        spec = self.spec
+        nbytes = spec.num_layers * len(experts) * spec.expert_bytes
+        try:
+            if nbytes > _LARGEST_WEIGHTS:
+                raise MemoryError
+            self._experts = self._native.ExpertsCpu(
+                layers=spec.num_layers,
+                experts=len(experts),
+                hidden_size=spec.hidden_size,
+                intermediate_size=spec.intermediate_size,
+                dtype=self._dtype,
+                threads=self._threads,
+                path=self._path,
+            )
+        except MemoryError:
+            raise ResourceError(
+                f"cannot allocate {nbytes} bytes for experts", remedy="use more F ranks or a larger host"
+            ) from None
+
+    def matrix_buffer(self, layer: int, expert: int, matrix: int) -> torch.Tensor:  # noqa: ARG002
+        if not hasattr(self._buffers, "flat"):
+            self._buffers.flat = empty((self.spec.intermediate_size * self.spec.hidden_size,), self.spec.dtype)
+        flat: torch.Tensor = self._buffers.flat
+        return flat.view(self.spec.hidden_size, -1) if matrix == DOWN else flat.view(-1, self.spec.hidden_size)
+
+    def finish_matrix(self, layer: int, expert: int, matrix: int, buffer: torch.Tensor) -> None:
+        self._resident.pack(layer, expert, matrix, buffer.data_ptr())
+
+    def finish(self) -> None:
+        self._buffers = threading.local()
+
+    def unpacked(self, layer: int, expert: int, matrix: int) -> torch.Tensor:
+        """A copy of a matrix of a local expert as ``matrix_buffer`` had it: for tests and for looking at a model."""
+        inter, hidden = self.spec.intermediate_size, self.spec.hidden_size
+        result = empty((hidden, inter) if matrix == DOWN else (inter, hidden), self.spec.dtype)
+        self._resident.unpack(layer, expert, matrix, result.data_ptr())
+        return result
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._experts.nbytes if self._experts is not None else 0
+
+    def compute(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        rows, top_k = expert_ids.shape
+        code = self._resident.compute(
+            layer, rows, top_k, hidden.data_ptr(), expert_ids.data_ptr(), weights.data_ptr(), out.data_ptr()
+        )
+        if code:
+            raise ResourceError(f"the native kernel failed with code {code} on {rows} rows")
+
+    def release(self) -> None:
+        self._experts = None
+
+    @property
+    def _resident(self) -> _native.ExpertsCpu:
+        if self._experts is None:
+            raise ResourceError("the native kernel holds no experts: allocate it first")
+        return self._experts

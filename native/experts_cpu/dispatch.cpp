@@ -1,0 +1,45 @@
+#include "experts_cpu/dispatch.hpp"
+
+#include <stdexcept>
+
+namespace ffn::cpu {
+namespace {
+
+// A path's function is called only once the CPU is known to run it: its file was compiled for that CPU as a whole.
+std::vector<const Path*> runnable(Type type) {
+  std::vector<const Path*> paths;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) paths.push_back(avx512_bf16_path(type));
+  if (avx512) paths.push_back(avx512_path(type));
+  if (avx2) paths.push_back(avx2_path(type));
+#endif
+  paths.push_back(scalar_path(type));
+  std::vector<const Path*> present;
+  for (const Path* path : paths) {
+    if (path != nullptr) present.push_back(path);
+  }
+  return present;
+}
+
+}  // namespace
+
+std::vector<std::string> available_paths(Type type) {
+  std::vector<std::string> names;
+  for (const Path* path : runnable(type)) names.emplace_back(path->name);
+  return names;
+}
+
+const Path& choose_path(Type type, const std::string& name) {
+  std::string known;
+  for (const Path* path : runnable(type)) {
+    if (name == "auto" || name == path->name) return *path;
+    known += std::string(known.empty() ? "" : ", ") + path->name;
+  }
+  throw std::invalid_argument("this CPU has no path '" + name + "' for these weights; it has " + known);
+}
+
+}  // namespace ffn::cpu

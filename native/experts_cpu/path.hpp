@@ -1,0 +1,55 @@
+// One instruction set's way of computing: plain functions, chosen once at run time.
+//
+// Every path keeps one accumulator per (row, column) and adds k = 0, 1, 2 ... into it, whatever the number of rows: so
+// a row's result has the same bits in every block it may fall into. Files that implement a path are compiled with flags
+// of their own and must not instantiate anything shared.
+#pragma once
+
+#include <cstdint>
+
+#include "experts_cpu/layout.hpp"
+
+namespace ffn::cpu {
+
+constexpr int kMaxRows = 14;
+
+// Where `down` adds its result: out[rows[r] * stride + c] (+)= scale[r] * y[r][c] for c < columns.
+struct Target {
+  float* out;
+  int64_t stride;
+  int64_t columns;  // 1 ... 32
+  const int64_t* rows;
+  const float* scale;
+  const uint8_t* first;  // 1: nothing was added to this row before, so store
+};
+
+struct Path {
+  const char* name;
+  Type type;  // of the weights
+  int max_rows;
+  int64_t activation_size;  // bytes of an element of x and of SwiGLU's result, both [k / 16][rows][16]
+
+  // Rows [from 0, hidden) of the weights' type, gathered by index, into the blocked form; padded with zeros to 16.
+  void (*gather)(const void* hidden, int64_t stride, const int64_t* rows, int count, void* x);
+  // SwiGLU of one gate_up panel for `r + 1` rows: 16 columns, written to activations + row * 16. Columns from `valid`
+  // on are zeros. `next`: the panel that is read after this one, fetched meanwhile.
+  void (*gate_up[kMaxRows])(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid,
+                            const void* next);
+  void (*down[kMaxRows])(const void* panel, int64_t pairs, const void* activations, const Target& target,
+                         const void* next);
+  // A panel widened to f32, for use with `wide`; null where widening gains nothing.
+  void (*widen)(const void* panel, int64_t pairs, float* wide_panel);
+  const Path* wide;
+
+  // Ceilings: multiply-adds in registers (returns flops done), and reading memory (returns a value to keep).
+  int64_t (*peak)(int64_t rounds);
+  uint64_t (*read)(const void* memory, int64_t nbytes);
+};
+
+// Null where this build or `type` has no such path; whether the CPU can run it is not asked here.
+const Path* scalar_path(Type type);
+const Path* avx2_path(Type type);
+const Path* avx512_path(Type type);
+const Path* avx512_bf16_path(Type type);
+
+}  // namespace ffn::cpu

@@ -1,0 +1,260 @@
+// AVX2 with FMA and F16C: as the AVX512 path, with 16 registers of 8 values.
+#include "experts_cpu/path.hpp"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+
+namespace ffn::cpu {
+namespace {
+
+inline __m128i load8(const void* source) { return _mm_loadu_si128(static_cast<const __m128i*>(source)); }
+
+// How 8 columns (part 0 or 1 of a line) of k and k + 1 become two vectors, and 8 elements of a row one.
+struct Bf16 {
+  using Element = uint16_t;
+  static constexpr int64_t kLine = 64;
+  static inline void load(const char* line, int part, __m256& k0, __m256& k1) {
+    const __m256i raw = _mm256_load_si256(reinterpret_cast<const __m256i*>(line + 32 * part));
+    k0 = _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
+    k1 = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+  }
+  static inline __m256 widen(const void* source) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load8(source)), 16));
+  }
+};
+
+struct F16 {
+  using Element = uint16_t;
+  static constexpr int64_t kLine = 64;
+  static inline void load(const char* line, int part, __m256& k0, __m256& k1) {
+    k0 = _mm256_cvtph_ps(load8(line + 16 * part));
+    k1 = _mm256_cvtph_ps(load8(line + 32 + 16 * part));
+  }
+  static inline __m256 widen(const void* source) { return _mm256_cvtph_ps(load8(source)); }
+};
+
+struct F32 {
+  using Element = float;
+  static constexpr int64_t kLine = 128;
+  static inline void load(const char* line, int part, __m256& k0, __m256& k1) {
+    k0 = _mm256_load_ps(reinterpret_cast<const float*>(line) + 8 * part);
+    k1 = _mm256_load_ps(reinterpret_cast<const float*>(line) + 16 + 8 * part);
+  }
+  static inline __m256 widen(const void* source) { return _mm256_loadu_ps(static_cast<const float*>(source)); }
+};
+
+// V = 4: all 32 columns, sum[r] = left 0-7, left 8-15, right 0-7, right 8-15. V = 2: 8 columns of each half, of `part`.
+template <class Weight, int M, int V>
+inline __attribute__((always_inline)) void multiply(const void* panel, int64_t pairs, const void* activations,
+                                                    const void* next, int part, __m256 (&sum)[M][V]) {
+  const char* line = static_cast<const char*>(panel);
+  const char* ahead = static_cast<const char*>(next);
+  const float* x = static_cast<const float*>(activations);
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = _mm256_setzero_ps();
+  }
+  for (; pairs > 0; pairs -= kChunk / 2, x += M * kChunk) {
+    const int64_t count = pairs < kChunk / 2 ? pairs : kChunk / 2;
+    for (int64_t i = 0; i < count; ++i) {
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      _mm_prefetch(ahead + 64, _MM_HINT_T1);
+      ahead += 128;
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        __m256 k0, k1;
+        Weight::load(line + (V == 4 ? v / 2 : v) * Weight::kLine, V == 4 ? v % 2 : part, k0, k1);
+#pragma GCC unroll 8
+        for (int r = 0; r < M; ++r) {
+          sum[r][v] = _mm256_fmadd_ps(k0, _mm256_set1_ps(x[r * kChunk + 2 * i]), sum[r][v]);
+          sum[r][v] = _mm256_fmadd_ps(k1, _mm256_set1_ps(x[r * kChunk + 2 * i + 1]), sum[r][v]);
+        }
+      }
+      line += 2 * Weight::kLine;
+    }
+  }
+}
+
+inline __m256 exp_of(__m256 x) {
+  x = _mm256_max_ps(_mm256_set1_ps(-87.0f), _mm256_min_ps(_mm256_set1_ps(87.0f), x));
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
+  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+  p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
+  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(p, _mm256_castsi256_ps(power));
+}
+
+inline __m256 swiglu(__m256 gate, __m256 up) {
+  const __m256 minus = _mm256_sub_ps(_mm256_setzero_ps(), gate);
+  return _mm256_mul_ps(_mm256_div_ps(gate, _mm256_add_ps(_mm256_set1_ps(1.0f), exp_of(minus))), up);
+}
+
+constexpr bool few(int rows) { return rows <= 3; }
+
+template <class Weight, int M>
+void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
+  auto* out = static_cast<float*>(activations);
+  if constexpr (few(M)) {
+    __m256 sum[M][4];
+    multiply<Weight, M, 4>(panel, pairs, x, next, 0, sum);
+    for (int r = 0; r < M; ++r) {
+      _mm256_storeu_ps(out + r * kChunk, swiglu(sum[r][0], sum[r][2]));
+      _mm256_storeu_ps(out + r * kChunk + 8, swiglu(sum[r][1], sum[r][3]));
+    }
+  } else {
+    for (int part = 0; part < 2; ++part) {
+      __m256 sum[M][2];
+      multiply<Weight, M, 2>(panel, pairs, x, part ? panel : next, part, sum);
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r) _mm256_storeu_ps(out + r * kChunk + 8 * part, swiglu(sum[r][0], sum[r][1]));
+    }
+  }
+  for (int r = 0; valid < kColumns && r < M; ++r) {
+    for (int64_t c = valid; c < kColumns; ++c) out[r * kChunk + c] = 0.0f;
+  }
+}
+
+// out[0, count) (+)= scale * y for 8 columns, of which `count` exist.
+inline void add(float* out, int64_t count, float scale, bool store, __m256 y) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  if (count >= 8) {
+    _mm256_storeu_ps(out, _mm256_fmadd_ps(factor, y, store ? _mm256_setzero_ps() : _mm256_loadu_ps(out)));
+    return;
+  }
+  alignas(32) float copy[8] = {};
+  for (int64_t c = 0; !store && c < count; ++c) copy[c] = out[c];
+  _mm256_store_ps(copy, _mm256_fmadd_ps(factor, y, _mm256_load_ps(copy)));
+  for (int64_t c = 0; c < count; ++c) out[c] = copy[c];
+}
+
+template <int M, int V>
+inline void add_rows(const Target& target, int part, const __m256 (&sum)[M][V]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const int64_t column = V == 4 ? 8 * v : kColumns * v + 8 * part;
+      float* out = target.out + target.rows[r] * target.stride + column;
+      add(out, target.columns - column, target.scale[r], target.first[r], sum[r][v]);
+    }
+  }
+}
+
+template <class Weight, int M>
+void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
+  if constexpr (few(M)) {
+    __m256 sum[M][4];
+    multiply<Weight, M, 4>(panel, pairs, activations, next, 0, sum);
+    add_rows<M, 4>(target, 0, sum);
+  } else {
+    for (int part = 0; part < 2; ++part) {
+      __m256 sum[M][2];
+      multiply<Weight, M, 2>(panel, pairs, activations, part ? panel : next, part, sum);
+      add_rows<M, 2>(target, part, sum);
+    }
+  }
+}
+
+template <class Weight>
+void gather(const void* hidden, int64_t stride, const int64_t* rows, int count, void* x) {
+  using Element = typename Weight::Element;
+  auto* out = static_cast<float*>(x);
+  for (int r = 0; r < count; ++r) {
+    const Element* row = static_cast<const Element*>(hidden) + rows[r] * stride;
+    for (int64_t k = 0; k < stride; k += kChunk) {
+      float* to = out + k * count + r * kChunk;
+      Element copy[kChunk] = {};
+      const Element* from = row + k;
+      if (stride - k < kChunk) {
+        for (int64_t c = 0; c < stride - k; ++c) copy[c] = from[c];
+        from = copy;
+      }
+      _mm256_storeu_ps(to, Weight::widen(from));
+      _mm256_storeu_ps(to + 8, Weight::widen(from + 8));
+    }
+  }
+}
+
+template <class Weight>
+void widen(const void* panel, int64_t pairs, float* wide) {
+  const char* line = static_cast<const char*>(panel);
+  for (int64_t i = 0; i < 2 * pairs; ++i, line += Weight::kLine, wide += 2 * kColumns) {
+    for (int part = 0; part < 2; ++part) {
+      __m256 k0, k1;
+      Weight::load(line, part, k0, k1);
+      _mm256_store_ps(wide + 8 * part, k0);
+      _mm256_store_ps(wide + kColumns + 8 * part, k1);
+    }
+  }
+}
+
+int64_t peak(int64_t rounds) {
+  constexpr int kSums = 12;
+  __m256 sum[kSums];
+  for (auto& value : sum) value = _mm256_setzero_ps();
+  __m256 a = _mm256_set1_ps(1e-3f), b = _mm256_set1_ps(0.5f);
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 12
+    for (int j = 0; j < kSums; ++j) sum[j] = _mm256_fmadd_ps(a, b, sum[j]);
+  }
+  for (auto& value : sum) asm volatile("" : : "x"(value));
+  return rounds * kSums * 8 * 2;
+}
+
+uint64_t read(const void* memory, int64_t nbytes) {
+  const auto* from = static_cast<const __m256i*>(memory);
+  __m256i a = _mm256_setzero_si256(), b = a;
+  for (int64_t i = 0; i + 64 <= nbytes; i += 64, from += 2) {
+    a = _mm256_or_si256(a, _mm256_loadu_si256(from));
+    b = _mm256_or_si256(b, _mm256_loadu_si256(from + 1));
+  }
+  alignas(32) uint64_t words[4];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(words), _mm256_or_si256(a, b));
+  return words[0] | words[1] | words[2] | words[3];
+}
+
+template <class Weight>
+Path make(Type type, const Path* wide) {
+  Path path{};
+  path.name = "avx2";
+  path.type = type;
+  path.max_rows = 6;
+  path.activation_size = sizeof(float);
+  path.gather = &gather<Weight>;
+  path.widen = wide ? &widen<Weight> : nullptr;
+  path.wide = wide;
+  path.peak = &peak;
+  path.read = &read;
+#define FFN_ROWS(m)                            \
+  path.gate_up[(m) - 1] = &gate_up<Weight, m>; \
+  path.down[(m) - 1] = &down<Weight, m>;
+  FFN_ROWS(1)
+  FFN_ROWS(2) FFN_ROWS(3) FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6)
+#undef FFN_ROWS
+      return path;
+}
+
+}  // namespace
+
+const Path* avx2_path(Type type) {
+  static const Path f32 = make<F32>(Type::f32, nullptr);
+  static const Path f16 = make<F16>(Type::f16, &f32);
+  static const Path bf16 = make<Bf16>(Type::bf16, &f32);
+  return type == Type::f32 ? &f32 : type == Type::f16 ? &f16 : &bf16;
+}
+
+}  // namespace ffn::cpu
+#else
+namespace ffn::cpu {
+const Path* avx2_path(Type) { return nullptr; }
+}  // namespace ffn::cpu
+#endif
