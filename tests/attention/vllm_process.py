@@ -1,0 +1,97 @@
+"""Stock vLLM and an F rank as child processes, for the tests that need the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ffn_faas.demo.ports import free_ports
+
+PROMPTS = ["The sea is", "A long time ago", "When the sun"]
+SMALL = {"max_model_len": 128, "max_num_batched_tokens": 128, "max_num_seqs": 2, "seed": 0, "enforce_eager": True}
+GENERATE = """
+import json, sys
+from vllm import LLM, SamplingParams
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
+    prompts, tokens = settings.pop("prompts"), settings.pop("tokens")
+    llm = LLM(**settings)
+    print("READY", flush=True)
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, logprobs=1, ignore_eos=True)
+    for prompt in prompts:
+        output = llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
+        logprobs = [entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids)]
+        print("ANSWER " + json.dumps([list(output.token_ids), logprobs]), flush=True)
+"""
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """One process, no compile threads to speak of, a small KV cache."""
+    return {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        **extra,
+    }
+
+
+@contextmanager
+def vllm(
+    model: Path, env: dict[str, str] | None = None, tokens: int = 16, **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that starts ``LLM(**settings)`` and answers PROMPTS one at a time; its log is on stderr's file."""
+    merged = {"model": str(model), "prompts": PROMPTS, "tokens": tokens, **SMALL, **settings}
+    command = [sys.executable, "-c", GENERATE, json.dumps(merged)]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env or environment())
+        process.log = log  # type: ignore[attr-defined]
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(30)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def log_of(process: subprocess.Popen[str]) -> str:
+    log = process.log  # type: ignore[attr-defined]
+    log.seek(0)
+    text: str = log.read()
+    return text
+
+
+def answers(process: subprocess.Popen[str]) -> list[Any]:
+    """Every answer, once the process has ended well."""
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, log_of(process)[-4000:]
+    return [json.loads(line.partition(" ")[2]) for line in output.splitlines() if line.startswith("ANSWER ")]
+
+
+@contextmanager
+def f_rank(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """One F rank on a free port, which it may take a moment to listen on."""
+    port = free_ports()
+    command = [sys.executable, "-m", "ffn_faas", "serve", str(model), "--port", str(port), *flags]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield process, port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def attention(port: int, **block: Any) -> dict[str, Any]:
+    """Settings that make a vLLM an Attention instance of the F service at ``port``."""
+    return {
+        "load_format": "ffn_faas",
+        "additional_config": {"afd": {"role": "attention", "port": port, **block}},
+    }
