@@ -17,7 +17,7 @@ from ffn_faas.errors import ResourceError, UsageError
 
 ARCHITECTURES = {"qwen3_moe": qwen3_moe}
 RECIPE_FILE = "ffn_faas_demo.json"
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 _SHARD_BYTES = 192 * MIB
 Report = Callable[[int, int], None]
 """Called with (bytes written, bytes in all)."""

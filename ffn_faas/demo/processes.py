@@ -140,11 +140,22 @@ class Children:
             raise
 
     def require_alive(self) -> None:
-        """Raises ChildFailed, with the end of its log, for a child that has ended."""
-        for child in self._children:
-            code = child.exit_code()
-            if code is not None:
-                raise child.failure(f"ended with {describe_exit(code)}")
+        """Raises ChildFailed when a child has ended, naming all that do within a few seconds, each with its log."""
+        if self._ended():
+            self.explain(settle_s=3.0)
+
+    def explain(self, settle_s: float) -> None:
+        """Something went wrong: give the children ``settle_s`` to end, then raise ChildFailed if any has."""
+        end = time.monotonic() + settle_s
+        while time.monotonic() < end and len(self._ended()) < len(self._children):
+            time.sleep(0.05)
+        failures = [child.failure(f"ended with {describe_exit(code)}") for child, code in self._ended()]
+        if failures:
+            raise ChildFailed("\n".join(failure.message for failure in failures))
+
+    def _ended(self) -> list[tuple[Child, int]]:
+        codes = [(child, child.exit_code()) for child in self._children]
+        return [(child, code) for child, code in codes if code is not None]
 
 
 def describe_exit(code: int) -> str:

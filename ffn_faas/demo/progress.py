@@ -56,6 +56,8 @@ def watched(children: Children, work: Callable[[], _T]) -> _T:
     while not future.done():
         children.require_alive()
         time.sleep(0.02)
+    if future.exception() is not None:
+        children.explain(settle_s=10.0)
     children.require_alive()
     return future.result()
 

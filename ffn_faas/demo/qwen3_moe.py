@@ -18,7 +18,7 @@ from ffn_faas.demo.shapes import Shape
 HEAD = "lm_head.weight"
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 ATTENTION_GAIN = 0.5
-EXPERT_GAIN = 1.0
+EXPERT_GAIN = 0.7
 ROUTER_GAIN = 2.0
 HEAD_GAIN = 4.0
 

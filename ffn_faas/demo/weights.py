@@ -10,7 +10,7 @@ from ffn_faas.demo.qwen3_moe import TensorSpec
 if TYPE_CHECKING:
     import torch
 
-MEMORY_SPREAD = 1.0
+MEMORY_SPREAD = 1.5
 """Standard deviation of the logarithm of a neuron's strength."""
 
 

@@ -1,0 +1,124 @@
+"""Runs ``python -m ffn_faas demo`` and sees what is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PATIENCE_S = 240.0
+
+
+def adopt_orphans() -> None:
+    """Whatever outlives a demo becomes a child of this process (PR_SET_CHILD_SUBREAPER), where it can be seen."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+class Running:
+    """A demo that runs, its stderr in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, text: str) -> None:
+        """Until stderr holds ``text``."""
+        wait_until(lambda: text in self.log() or self.process.poll() is not None, PATIENCE_S)
+        assert text in self.log(), self.log()
+
+    def find(self, *words: str) -> psutil.Process:
+        """The deepest process of the tree whose command line holds all words."""
+        matching = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                if all(word in command for word in words):
+                    matching.append(process)
+        assert matching, f"no process with {words}"
+        return matching[-1]
+
+
+class Demos:
+    """Starts demos that share a work directory, so that each vLLM is started as seldom as can be."""
+
+    def __init__(self, work_dir: Path) -> None:
+        self._work_dir = work_dir
+        self._kept: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    @staticmethod
+    def vllm_is_here() -> bool:
+        return importlib.util.find_spec("vllm") is not None
+
+    def figures(self, *flags: str) -> dict[str, Any]:
+        """What ``demo --json`` prints; the same flags run once per session."""
+        if flags not in self._kept:
+            kept_stock = self._work_dir / f"stock{'-compiled' if '--compiled' in flags else ''}.json"
+            with self.running("--json", "--stock-answers", str(kept_stock), *flags) as demo:
+                output, _ = demo.process.communicate(timeout=800)
+                assert demo.process.returncode == 0, demo.log()
+            self._kept[flags] = json.loads(output)
+        return self._kept[flags]
+
+    @contextlib.contextmanager
+    def running(self, *flags: str) -> Iterator[Running]:
+        """A demo; at the end nothing may be left of it, neither a process nor an entry in /dev/shm."""
+        shared_before = _shared_memory()
+        log = self._work_dir / "demo.log"
+        command = [sys.executable, "-m", "ffn_faas", "demo", "--work-dir", str(self._work_dir), *flags]
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=self._work_dir)
+        try:
+            yield Running(process, log)
+            wait_until(lambda: process.poll() is not None, 60)
+            assert process.poll() is not None, "the demo has not ended"
+            wait_until(lambda: not _children() and _shared_memory() <= shared_before, 30)
+            assert _children() == []
+            assert _shared_memory() - shared_before == set()
+        finally:
+            _kill_everything(process)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Poll; returns when the condition holds or the time is over."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _children() -> list[str]:
+    """Command lines of this process's descendants that live; adopted dead ones are reaped."""
+    children = psutil.Process().children(recursive=True)
+    _, alive = psutil.wait_procs(children, timeout=0.01)
+    commands = []
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                commands.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+    return commands
+
+
+def _kill_everything(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout is not None:
+        process.stdout.close()
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    process.wait(30)
+    psutil.wait_procs(children, timeout=10)
