@@ -62,11 +62,12 @@ def run(argv: Sequence[str]) -> int:
     """Run the demo; returns the exit code."""
     args = _parser().parse_args(argv)
     _check(args)
+    size_bytes = parse_size(args.size) if args.size else None
     work_dir = args.work_dir or Path(tempfile.mkdtemp(prefix="ffn_faas_demo_"))
     options = DemoOptions(
         work_dir=work_dir.resolve(),
         arch=args.arch,
-        size_bytes=parse_size(args.size) if args.size else None,
+        size_bytes=size_bytes,
         ffn_ranks=args.ffn_ranks,
         moe_kernel="zero" if args.control_zero else args.moe_kernel,
         compiled=args.compiled,

@@ -41,7 +41,7 @@ class Weights:
     def _generator(self, name: str) -> torch.Generator:
         import torch
 
-        return torch.Generator().manual_seed((self._seed << 32) + zlib.crc32(name.encode()))
+        return torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
 
     def _normal(self, spec: TensorSpec) -> torch.Tensor:
         import torch

@@ -1,0 +1,120 @@
+"""Children of the demo: nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ffn_faas.demo.processes import Child, ChildFailed, Children
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+DEMO = """
+import os, sys, time
+from pathlib import Path
+from ffn_faas.demo.processes import Children
+with Children() as children:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = children.start("child", command, dict(os.environ), Path(sys.argv[1]))
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def start(children: Children, tmp_path: Path, code: str, name: str = "child") -> Child:
+    return children.start(name, [sys.executable, "-c", code], dict(os.environ), tmp_path / f"{name}.log")
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def grandchild_of(child: Child) -> int:
+    assert eventually(lambda: child.log_text().strip() != "")
+    return int(child.log_text())
+
+
+def test_leaving_ends_children_and_grandchildren_in_other_sessions(tmp_path: Path) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, FAMILY)
+        grandchild = grandchild_of(child)
+        assert grandchild in [process.pid for process in child.tree()]
+    assert gone(child.pid)
+    assert gone(grandchild)
+
+
+def test_what_a_killed_child_leaves_behind_ends_too(tmp_path: Path) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, FAMILY)
+        grandchild = grandchild_of(child)
+        os.kill(child.pid, signal.SIGKILL)
+        assert eventually(lambda: child.exit_code() == -signal.SIGKILL)
+        assert not gone(grandchild)
+    assert gone(grandchild)
+
+
+def test_a_child_dies_with_a_demo_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DEMO, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        child = int(demo.stdout.readline())
+        demo.kill()
+        assert eventually(lambda: gone(child))
+
+
+def test_a_death_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, "print('the oven is cold'); raise SystemExit(4)", "oven")
+        assert eventually(lambda: child.exit_code() is not None)
+        with pytest.raises(ChildFailed, match=r"oven ended with exit code 4(?s:.*)the oven is cold"):
+            children.require_alive()
+
+
+def test_a_child_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    with Children() as children:
+        child = start(children, tmp_path, deaf)
+        assert eventually(lambda: "deaf" in child.log_text())
+        assert children.stop(child, deadline_s=0.2) is None
+        assert gone(child.pid)
+
+
+def test_a_stopped_child_is_not_missed(tmp_path: Path) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, "import time; time.sleep(600)")
+        assert children.stop(child) == -signal.SIGTERM
+        children.require_alive()
+
+
+def test_memory_covers_the_whole_tree(tmp_path: Path) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, FAMILY)
+        grandchild = grandchild_of(child)
+        rss, pss = child.memory()
+        assert rss >= psutil.Process(child.pid).memory_info().rss
+        assert rss >= psutil.Process(grandchild).memory_info().rss
+        assert 0 < pss <= rss
