@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ffn_faas.demo import qwen3_moe, tokenizer
-from ffn_faas.demo.qwen3_moe import TensorSpec
+from ffn_faas.demo.blocks import AnySpec, draw
+from ffn_faas.demo.families import FAMILIES
 from ffn_faas.demo.shapes import MIB, Shape, shape_for
 from ffn_faas.demo.weights import Weights
 from ffn_faas.errors import ResourceError, UsageError
 
-ARCHITECTURES = {"qwen3_moe": qwen3_moe}
+ARCHITECTURES: Mapping[str, Any] = {"qwen3_moe": qwen3_moe, **FAMILIES}
+"""Each has ``config`` and ``tensors``."""
 RECIPE_FILE = "ffn_faas_demo.json"
-_RECIPE_VERSION = 2
+_RECIPE_VERSION = 3
 _SHARD_BYTES = 192 * MIB
 Report = Callable[[int, int], None]
 """Called with (bytes written, bytes in all)."""
@@ -92,12 +94,12 @@ def _write(directory: Path, arch: str, shape: Shape, seed: int, shards: int | No
     specs = list(module.tensors(shape, vocabulary))
     groups = _split(specs, shards)
     total = sum(spec.nbytes for spec in specs)
-    draw = Weights(seed, next(spec for spec in specs if spec.kind == "head"), spoken).draw
+    weights = Weights(seed, next(spec for spec in specs if spec.kind == "head"), spoken)
     index: dict[str, str] = {}
     done = 0
     for number, group in enumerate(groups, start=1):
         name = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        save_file({spec.name: draw(spec) for spec in group}, directory / name, {"format": "pt"})
+        save_file({spec.name: draw(weights, spec) for spec in group}, directory / name, {"format": "pt"})
         index.update({spec.name: name for spec in group})
         done += sum(spec.nbytes for spec in group)
         report(done, total)
@@ -109,11 +111,11 @@ def _write(directory: Path, arch: str, shape: Shape, seed: int, shards: int | No
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
-def _split(specs: list[TensorSpec], shards: int | None) -> list[list[TensorSpec]]:
+def _split(specs: list[AnySpec], shards: int | None) -> list[list[AnySpec]]:
     """Consecutive groups of about equal bytes."""
     total = sum(spec.nbytes for spec in specs)
     count = shards or max(1, -(-total // _SHARD_BYTES))
-    groups: list[list[TensorSpec]] = [[] for _ in range(min(count, len(specs)))]
+    groups: list[list[AnySpec]] = [[] for _ in range(min(count, len(specs)))]
     done = 0
     for spec in specs:
         groups[min(done * len(groups) // total, len(groups) - 1)].append(spec)

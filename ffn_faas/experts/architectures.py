@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from ffn_faas.experts.layouts import BIASES, Source, per_expert, stacked
+
+Config = Mapping[str, Any]
+SWIGLU_OAI_LIMIT = 7.0
+"""Where vLLM's kernels clamp the swigluoai activation, whatever config.json says."""
 
 
 @dataclass(frozen=True)
@@ -13,48 +19,123 @@ class Architecture:
 
     num_experts: tuple[str, ...]
     intermediate_size: str
-    experts_prefix: str
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    is_moe_layer: Callable[[Mapping[str, Any], int], bool] = lambda config, layer: True
+    experts_prefix: str = "model.layers.{}.mlp.experts"
+    sources: tuple[Source, ...] = per_expert()
+    is_moe_layer: Callable[[Config, int], bool] = lambda config, layer: True
     hidden_size: str = "hidden_size"
     top_k: str = "num_experts_per_tok"
-    activation: str = "hidden_act"
+    activation: str | None = None
+    """What vLLM computes with; None = what ``hidden_act`` says."""
+    tensor_prefixes: tuple[str, ...] = ("",)
+    """What the names of expert tensors, and of no others, begin with after ``experts_prefix``."""
+    defaults: Config = field(default_factory=dict)
+    """Fields that a config.json may leave out."""
+    refused: Callable[[Config], str | None] = lambda config: None
+    """What of a configuration cannot be served, in words."""
+
+    @property
+    def has_bias(self) -> bool:
+        return any(matrix in BIASES for source in self.sources for matrix in source.matrices)
 
 
-def _sparse_step(config: Mapping[str, Any], layer: int) -> bool:
+def _sparse_step(config: Config, layer: int) -> bool:
     """Qwen's rule: every ``decoder_sparse_step``-th layer, less those listed in ``mlp_only_layers``."""
     dense = config.get("mlp_only_layers") or []
     step = config.get("decoder_sparse_step", 1)
-    return layer not in dense and (layer + 1) % step == 0
+    return bool(layer not in dense and (layer + 1) % step == 0)
 
+
+def _after_dense(config: Config, layer: int) -> bool:
+    """DeepSeek's and GLM's rule: the first ``first_k_dense_replace`` layers are dense."""
+    return bool(layer >= config["first_k_dense_replace"] and layer % config.get("moe_layer_freq", 1) == 0)
+
+
+def _between(config: Config, layer: int) -> bool:
+    """ERNIE's rule; an end of -1 is the last layer."""
+    end = config["moe_layer_end_index"]
+    inside = config["moe_layer_start_index"] <= layer and (end == -1 or layer <= end)
+    return bool(inside and (layer + 1) % config["moe_layer_interval"] == 0)
+
+
+def _interleaved(config: Config, layer: int) -> bool:
+    return bool((layer + 1) % config["interleave_moe_layer_step"] == 0)
+
+
+def _swiglu_limit(config: Config) -> str | None:
+    limit = config.get("swiglu_limit", SWIGLU_OAI_LIMIT)
+    return None if limit == SWIGLU_OAI_LIMIT else f"swiglu_limit {limit!r}: vLLM's kernel clamps at {SWIGLU_OAI_LIMIT}"
+
+
+def _one_expert_only(config: Config) -> str | None:
+    top_k = config.get("num_experts_per_tok")
+    return None if top_k == 1 else f"{top_k} experts per token: router weights go on the input of only one"
+
+
+_DEEPSEEK = Architecture(
+    num_experts=("n_routed_experts",),
+    intermediate_size="moe_intermediate_size",
+    is_moe_layer=_after_dense,
+    defaults={"first_k_dense_replace": 0},
+)
+_MIXTRAL = Architecture(
+    num_experts=("num_local_experts",),
+    intermediate_size="intermediate_size",
+    experts_prefix="model.layers.{}.block_sparse_moe.experts",
+    sources=per_expert("w1", "w3", "w2"),
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     # Newer transformers write num_local_experts for this one; older checkpoints hold num_experts.
     "Qwen3MoeForCausalLM": Architecture(
         num_experts=("num_experts", "num_local_experts"),
         intermediate_size="moe_intermediate_size",
-        experts_prefix="model.layers.{}.mlp.experts",
         is_moe_layer=_sparse_step,
     ),
     "Qwen2MoeForCausalLM": Architecture(
         num_experts=("num_experts",),
         intermediate_size="moe_intermediate_size",
-        experts_prefix="model.layers.{}.mlp.experts",
         is_moe_layer=_sparse_step,
     ),
-    "OlmoeForCausalLM": Architecture(
-        num_experts=("num_experts",),
-        intermediate_size="intermediate_size",
-        experts_prefix="model.layers.{}.mlp.experts",
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "OlmoeForCausalLM": Architecture(num_experts=("num_experts",), intermediate_size="intermediate_size"),
+    "MixtralForCausalLM": _MIXTRAL,
+    "PhiMoEForCausalLM": _MIXTRAL,
+    "MiniMaxM2ForCausalLM": _MIXTRAL,
+    "Glm4MoeForCausalLM": Architecture(
+        num_experts=("n_routed_experts",),
+        intermediate_size="moe_intermediate_size",
+        is_moe_layer=_after_dense,
+        defaults={"first_k_dense_replace": 1},
     ),
-    "MixtralForCausalLM": Architecture(
+    "Ernie4_5_MoeForCausalLM": Architecture(
+        num_experts=("moe_num_experts",),
+        intermediate_size="moe_intermediate_size",
+        top_k="moe_k",
+        is_moe_layer=_between,
+        defaults={"moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_layer_interval": 1},
+    ),
+    "GraniteMoeForCausalLM": Architecture(
         num_experts=("num_local_experts",),
         intermediate_size="intermediate_size",
-        experts_prefix="model.layers.{}.block_sparse_moe.experts",
-        gate="w1",
-        up="w3",
-        down="w2",
+        experts_prefix="model.layers.{}.block_sparse_moe",
+        sources=stacked("input_linear.weight", "output_linear.weight"),
+        tensor_prefixes=(".input_linear", ".output_linear"),
+    ),
+    "GptOssForCausalLM": Architecture(
+        num_experts=("num_local_experts",),
+        intermediate_size="intermediate_size",
+        sources=stacked(transposed=True, interleaved=True, bias="_bias"),
+        activation="swigluoai",
+        refused=_swiglu_limit,
+    ),
+    "Llama4ForCausalLM": Architecture(
+        num_experts=("num_local_experts",),
+        intermediate_size="intermediate_size",
+        experts_prefix="model.layers.{}.feed_forward.experts",
+        sources=stacked(transposed=True),
+        is_moe_layer=_interleaved,
+        defaults={"interleave_moe_layer_step": 1},
+        refused=_one_expert_only,
     ),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ffn_faas.errors import ModelRefused, ResourceError
+from ffn_faas.experts.layouts import Source
 from ffn_faas.experts.safetensors_header import TensorEntry, read_header
 from ffn_faas.experts.spec import MoESpec
 
@@ -16,12 +17,11 @@ _SAFETENSORS_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 @dataclass(frozen=True)
-class ExpertEntries:
-    """One expert's matrices on disk: gate and up [I, H], down [H, I]; shapes and dtypes are checked."""
+class Piece:
+    """The bytes of one expert in one tensor: ``entry`` is narrowed to them; shape and dtype are checked."""
 
-    gate: TensorEntry
-    up: TensorEntry
-    down: TensorEntry
+    entry: TensorEntry
+    source: Source
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,20 @@ class Checkpoint:
                     )
         return cls(directory, tensors)
 
-    def expert(self, spec: MoESpec, layer: int, expert: int) -> ExpertEntries:
-        """The matrices of one expert. Raises ModelRefused: missing, wrong shape, or a type that is no plain float."""
-        names = spec.expert_tensors(layer, expert)
-        wide = (spec.intermediate_size, spec.hidden_size)
-        return ExpertEntries(
-            self._checked(names.gate, wide, spec.layers[layer]),
-            self._checked(names.up, wide, spec.layers[layer]),
-            self._checked(names.down, wide[::-1], spec.layers[layer]),
-        )
+    def expert(self, spec: MoESpec, layer: int, expert: int) -> tuple[Piece, ...]:
+        """Where one expert lies. Raises ModelRefused: missing, wrong shape, or a type that is no plain float."""
+        pieces = []
+        for name, source in zip(spec.expert_tensors(layer, expert), spec.sources, strict=True):
+            shape = source.shape(spec.hidden_size, spec.intermediate_size, spec.num_experts)
+            entry = self._checked(name, shape, spec.layers[layer])
+            pieces.append(Piece(_part(entry, expert) if source.stacked else entry, source))
+        return tuple(pieces)
 
     def _checked(self, name: str, shape: tuple[int, ...], prefix: str) -> TensorEntry:
         entry = self.tensors.get(name)
         if entry is None:
-            fused = next((other for other in self.tensors if other.startswith(f"{prefix}.gate_up_proj")), None)
-            remedy = f"it has {fused}: experts fused into one tensor cannot be served" if fused else ""
+            other = next((other for other in self.tensors if other.startswith(f"{prefix}.")), None)
+            remedy = f"it has {other}: this way of storing the model's experts is unknown" if other else ""
             raise ModelRefused(f"{self.directory} lacks expert tensor {name}", remedy=remedy)
         if entry.shape != shape:
             raise ModelRefused(
@@ -75,6 +74,12 @@ class Checkpoint:
                 f"{entry.path}: tensor {name} has dtype {entry.dtype}, only {', '.join(_SAFETENSORS_DTYPES)} are served"
             )
         return entry
+
+
+def _part(entry: TensorEntry, expert: int) -> TensorEntry:
+    """The rows of ``expert`` along the first dimension."""
+    nbytes = entry.nbytes // entry.shape[0]
+    return replace(entry, offset=entry.offset + expert * nbytes, nbytes=nbytes, shape=entry.shape[1:])
 
 
 def dtype_name(entry: TensorEntry) -> str:

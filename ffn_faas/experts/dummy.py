@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _POOL = (1 << 20) + 7
 _SCALE = 0.02
-_MATRICES = 3
+_MATRICES = 6
 
 
 class DummyWeights:
@@ -29,7 +29,7 @@ class DummyWeights:
         self._num_experts = spec.num_experts
 
     def fill(self, destination: torch.Tensor, layer: int, expert: int, matrix: int) -> None:
-        """Write ``destination``, contiguous; ``matrix`` is 0 for gate, 1 for up, 2 for down; ``expert`` global."""
+        """Write ``destination``, contiguous; ``matrix`` as experts.layouts numbers it; ``expert`` global."""
         flat = destination.view(-1)
         start = ((layer * self._num_experts + expert) * _MATRICES + matrix) * 1_299_709 % _POOL
         done = 0

@@ -41,7 +41,7 @@ def _digest(spec: MoESpec, checkpoint: Checkpoint) -> str:
 
     The sample tells a fine-tune of equal shapes apart: training moves the router, norms and attention too.
     """
-    prefixes = tuple(f"{layer}." for layer in spec.layers)
+    prefixes = tuple(f"{prefix}." for prefix in spec.tensor_prefixes)
     others: dict[Path, list[TensorEntry]] = defaultdict(list)
     for entry in checkpoint.tensors.values():
         if not entry.name.startswith(prefixes):

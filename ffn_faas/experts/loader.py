@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffn_faas.errors import ResourceError
 from ffn_faas.experts.checkpoint import Checkpoint, dtype_name
-from ffn_faas.experts.kernels.base import DOWN, GATE, UP
+from ffn_faas.experts.layouts import Source
 from ffn_faas.experts.safetensors_header import TensorEntry, open_unbuffered
 
 if TYPE_CHECKING:
+    import torch
+
     from ffn_faas.experts.kernels.base import ExpertKernel
     from ffn_faas.experts.spec import MoESpec
 
@@ -52,7 +54,7 @@ class _Read:
     layer: int
     expert: int
     """Local id."""
-    matrix: int
+    source: Source
 
 
 def load_experts(
@@ -95,7 +97,7 @@ def _dummy_layers(seed: int) -> _Fill:
         layer_bytes = len(experts) * spec.expert_bytes
         for layer in range(spec.num_layers):
             for local, expert in enumerate(experts):
-                for matrix in (GATE, UP, DOWN):
+                for matrix in spec.matrices:
                     buffer = kernel.matrix_buffer(layer, local, matrix)
                     dummy.fill(buffer, layer, expert, matrix)
                     kernel.finish_matrix(layer, local, matrix, buffer)
@@ -128,18 +130,56 @@ def _checkpoint_layers(checkpoint: Checkpoint, threads: int) -> _Fill:
 
 def _layer_reads(spec: MoESpec, checkpoint: Checkpoint, experts: range, layer: int) -> Iterator[_Read]:
     for local, expert in enumerate(experts):
-        entries = checkpoint.expert(spec, layer, expert)
-        for matrix, entry in ((GATE, entries.gate), (UP, entries.up), (DOWN, entries.down)):
-            yield _Read(entry, layer, local, matrix)
+        for piece in checkpoint.expert(spec, layer, expert):
+            for entry, source in _split(piece.entry, piece.source):
+                yield _Read(entry, layer, local, source)
+
+
+def _split(entry: TensorEntry, source: Source) -> Iterator[tuple[TensorEntry, Source]]:
+    """Matrices that lie one after the other are read one by one, each straight to where it belongs."""
+    if source.transposed or source.interleaved:
+        yield entry, source
+        return
+    count = len(source.matrices)
+    nbytes, shape = entry.nbytes // count, (entry.shape[0] // count, *entry.shape[1:])
+    for number, matrix in enumerate(source.matrices):
+        part = replace(entry, offset=entry.offset + number * nbytes, nbytes=nbytes, shape=shape)
+        yield part, replace(source, matrices=(matrix,))
 
 
 def _read(fd: int, read: _Read, kernel: ExpertKernel) -> int:
-    """Fill the kernel's buffer, straight from the file unless the dtype differs. Returns the bytes read."""
+    """Fill the kernel's buffers, straight from the file where bytes and order are the same. Returns the bytes read."""
     import torch
 
-    entry, destination = read.entry, kernel.matrix_buffer(read.layer, read.expert, read.matrix)
+    entry, source = read.entry, read.source
     stored = getattr(torch, dtype_name(entry))
-    target = destination if destination.dtype == stored else torch.empty(destination.shape, dtype=stored)
+    plain = len(source.matrices) == 1 and not source.transposed
+    if plain:
+        destination = kernel.matrix_buffer(read.layer, read.expert, source.matrices[0])
+        if destination.dtype == stored:
+            _fill(fd, entry, destination)
+            kernel.finish_matrix(read.layer, read.expert, source.matrices[0], destination)
+            return entry.nbytes
+    staging = torch.empty(entry.shape, dtype=stored)
+    _fill(fd, entry, staging)
+    for matrix, values in zip(source.matrices, _matrices(staging, source), strict=True):
+        destination = kernel.matrix_buffer(read.layer, read.expert, matrix)
+        destination.copy_(values)
+        kernel.finish_matrix(read.layer, read.expert, matrix, destination)
+    return entry.nbytes
+
+
+def _matrices(stored: torch.Tensor, source: Source) -> list[torch.Tensor]:
+    """Views of the matrices in what one expert has in one tensor."""
+    values = stored.t() if source.transposed else stored
+    count = len(source.matrices)
+    if source.interleaved:
+        return [values[number::count] for number in range(count)]
+    return list(values.chunk(count))
+
+
+def _fill(fd: int, entry: TensorEntry, target: torch.Tensor) -> None:
+    """Read all of ``entry`` into ``target``, contiguous and of as many bytes."""
     view = memoryview((ctypes.c_char * entry.nbytes).from_address(target.data_ptr())).cast("B")
     done = 0
     while done < entry.nbytes:
@@ -152,10 +192,6 @@ def _read(fd: int, read: _Read, kernel: ExpertKernel) -> int:
                 f"{entry.path} is truncated: tensor {entry.name} needs {entry.nbytes} bytes, {done} were there"
             )
         done += count
-    if target is not destination:
-        destination.copy_(target)
-    kernel.finish_matrix(read.layer, read.expert, read.matrix, destination)
-    return done
 
 
 @contextmanager

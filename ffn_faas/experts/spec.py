@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ffn_faas.errors import ModelRefused, UsageError
 from ffn_faas.experts.architectures import ARCHITECTURES, Architecture
+from ffn_faas.experts.layouts import BIASES, DOWN, GATE, UP, Source, matrix_shape
 
 ELEMENT_SIZES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _LARGEST_FIELD = 1 << 24
-
-
-class ExpertTensors(NamedTuple):
-    """Checkpoint names of one expert's matrices: gate and up [I, H], down [H, I]."""
-
-    gate: str
-    up: str
-    down: str
+_STEPS = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval", "interleave_moe_layer_step")
+_LAYER_NUMBERS = ("first_k_dense_replace", "moe_layer_start_index", "moe_layer_end_index")
 
 
 @dataclass(frozen=True)
@@ -36,25 +32,45 @@ class MoESpec:
     dtype: str
     """bfloat16, float16 or float32: type of the resident weights and of hidden rows on the wire."""
     activation: str
+    """silu or swigluoai, as vLLM's kernels name them."""
     quantization: str
     """"none", or the method's name."""
     layers: tuple[str, ...]
     """Checkpoint prefix of each routed-experts layer, in model order: model.layers.3.mlp.experts."""
+    has_bias: bool = False
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
+    def matrices(self) -> tuple[int, ...]:
+        """Which matrices and vectors an expert has (experts.layouts)."""
+        return (GATE, UP, DOWN, *(BIASES if self.has_bias else ()))
+
+    def matrix_shape(self, matrix: int) -> tuple[int, ...]:
+        return matrix_shape(matrix, self.hidden_size, self.intermediate_size)
+
+    @property
     def expert_bytes(self) -> int:
         """Resident bytes of one expert of one layer."""
-        return 3 * self.hidden_size * self.intermediate_size * ELEMENT_SIZES[self.dtype]
+        elements = sum(math.prod(self.matrix_shape(matrix)) for matrix in self.matrices)
+        return elements * ELEMENT_SIZES[self.dtype]
 
-    def expert_tensors(self, layer: int, expert: int) -> ExpertTensors:
-        """Checkpoint names of the matrices of global expert ``expert`` of ``layers[layer]``."""
-        row = ARCHITECTURES[self.architecture]
-        prefix = f"{self.layers[layer]}.{expert}"
-        return ExpertTensors(f"{prefix}.{row.gate}.weight", f"{prefix}.{row.up}.weight", f"{prefix}.{row.down}.weight")
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The tensors in which the checkpoint keeps an expert."""
+        return ARCHITECTURES[self.architecture].sources
+
+    def expert_tensors(self, layer: int, expert: int) -> tuple[str, ...]:
+        """Checkpoint names of the tensors that hold global expert ``expert`` of ``layers[layer]``, as ``sources``."""
+        return tuple(f"{self.layers[layer]}.{source.name.format(expert)}" for source in self.sources)
+
+    @property
+    def tensor_prefixes(self) -> tuple[str, ...]:
+        """What the names of expert tensors begin with, without the dot that follows."""
+        own = ARCHITECTURES[self.architecture].tensor_prefixes
+        return tuple(layer + prefix for layer in self.layers for prefix in own)
 
     @classmethod
     def from_model_dir(cls, path: Path, dtype: str = "auto") -> MoESpec:
@@ -74,15 +90,16 @@ class MoESpec:
         if not isinstance(config, dict):
             raise ModelRefused(f"{name}: config.json does not hold an object")
         architecture, row = _architecture(config, name)
+        config = {**row.defaults, **config}
         quantization = config.get("quantization_config") or config.get("compression_config")
         if quantization:
             method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
             raise ModelRefused(
                 f"{name}: quantization {str(method)!r} cannot be served", remedy="use an unquantized checkpoint"
             )
-        activation = config.get(row.activation, "silu")
-        if activation != "silu":
-            raise ModelRefused(f"{name}: activation {activation!r} cannot be served, only 'silu'")
+        refused = row.refused(config)
+        if refused:
+            raise ModelRefused(f"{name} ({architecture}): {refused}")
         layers = _moe_layers(config, row, name)
         experts_field = next((field for field in row.num_experts if config.get(field) is not None), row.num_experts[0])
         spec = cls(
@@ -92,9 +109,10 @@ class MoESpec:
             num_experts=_positive(config, experts_field, name),
             top_k=_positive(config, row.top_k, name),
             dtype=resolve_dtype(config, dtype, name),
-            activation="silu",
+            activation=row.activation or _activation(config, name),
             quantization="none",
             layers=layers,
+            has_bias=row.has_bias,
         )
         if spec.top_k > spec.num_experts:
             raise ModelRefused(f"{name}: {row.top_k} {spec.top_k} is more than its {spec.num_experts} experts")
@@ -133,10 +151,21 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, Architectu
     raise ModelRefused(f"{name}: architecture {named} is unknown", remedy="known: " + ", ".join(ARCHITECTURES))
 
 
+def _activation(config: Mapping[str, Any], name: str) -> str:
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelRefused(f"{name}: activation {activation!r} cannot be served, only 'silu'")
+    return "silu"
+
+
 def _moe_layers(config: Mapping[str, Any], row: Architecture, name: str) -> tuple[str, ...]:
     count = _positive(config, "num_hidden_layers", name)
-    if config.get("decoder_sparse_step") is not None:
-        _positive(config, "decoder_sparse_step", name)
+    for step in _STEPS:
+        if config.get(step) is not None:
+            _positive(config, step, name)
+    for field in _LAYER_NUMBERS:
+        if type(config.get(field, 0)) is not int:
+            raise ModelRefused(f"{name}: config.json has {field} = {config[field]!r}, a layer number is needed")
     dense = config.get("mlp_only_layers")
     if dense is not None and not (isinstance(dense, list) and all(type(layer) is int for layer in dense)):
         raise ModelRefused(f"{name}: mlp_only_layers is {dense!r}, not a list of layer numbers")

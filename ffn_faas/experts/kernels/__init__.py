@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ffn_faas import native
-from ffn_faas.errors import NativeMissing, UsageError
+from ffn_faas.errors import ModelRefused, NativeMissing, UsageError
 from ffn_faas.experts.kernels.base import ExpertKernel
 
 if TYPE_CHECKING:
     from ffn_faas.experts.spec import MoESpec
+
+log = logging.getLogger(__name__)
 
 _KERNELS: Mapping[str, tuple[str, str]] = {
     "native": ("ffn_faas.experts.kernels.native_kernel", "NativeKernel"),
@@ -24,16 +27,37 @@ KERNEL_NAMES = ("auto", *_KERNELS)
 
 
 def create_kernel(name: str, spec: MoESpec) -> ExpertKernel:
-    """``name`` is one of KERNEL_NAMES. Takes no weight memory yet. Raises UsageError for another name."""
-    module, attribute = _KERNELS.get(_auto() if name == "auto" else name, ("", ""))
+    """``name`` is one of KERNEL_NAMES. Takes no weight memory yet.
+
+    Raises UsageError for another name, ModelRefused when the kernel does not carry what the experts need.
+    """
+    chosen = _auto(spec) if name == "auto" else name
+    module, attribute = _KERNELS.get(chosen, ("", ""))
     if not module:
         raise UsageError(f"MoE kernel {name!r} is unknown", remedy="known: " + ", ".join(KERNEL_NAMES))
+    missing = _missing(chosen, spec)
+    if missing:
+        raise ModelRefused(
+            f"the {chosen} kernel does not carry {missing} of {spec.architecture}", remedy="use --moe-kernel torch"
+        )
     kernel: ExpertKernel = getattr(importlib.import_module(module), attribute)(spec)
     return kernel
 
 
-def _auto() -> str:
+def _missing(kernel: str, spec: MoESpec) -> str:
+    """What of ``spec`` the kernel does not carry, in words; "" when it carries all."""
+    if kernel != "native":
+        return ""
+    biases = ["the expert biases"] if spec.has_bias else []
+    return " and ".join([*biases, *([] if spec.activation == "silu" else [f"activation {spec.activation}"])])
+
+
+def _auto(spec: MoESpec) -> str:
     try:
-        return "native" if hasattr(native.load(), "ExpertsCpu") else "torch"
+        built = hasattr(native.load(), "ExpertsCpu")
     except NativeMissing:
-        return "torch"
+        built = False
+    missing = _missing("native", spec)
+    if built and missing:
+        log.info("kernel torch: the native kernel does not carry %s of %s", missing, spec.architecture)
+    return "native" if built and not missing else "torch"

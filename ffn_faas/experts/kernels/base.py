@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from ffn_faas.errors import ResourceError
+from ffn_faas.experts.layouts import DOWN, GATE, UP
 
 if TYPE_CHECKING:
     import torch
 
     from ffn_faas.experts.spec import MoESpec
 
-
-GATE, UP, DOWN = range(3)
-"""The matrices of an expert, as ``matrix_buffer`` and the native code number them."""
+__all__ = ["DOWN", "GATE", "UP", "ExpertKernel", "LayerKernel", "empty"]
 
 
 class ExpertKernel(ABC):
@@ -45,6 +44,7 @@ class ExpertKernel(ABC):
     def matrix_buffer(self, layer: int, expert: int, matrix: int) -> torch.Tensor:
         """Where the calling thread writes a matrix of a local expert: GATE and UP [I, H], DOWN [H, I].
 
+        The biases, where ``spec.has_bias``: GATE_BIAS and UP_BIAS [I], DOWN_BIAS [H].
         Contiguous, in the spec's dtype, owned by the kernel, valid until the thread's ``finish_matrix`` for it.
         """
 
@@ -108,10 +108,14 @@ class LayerKernel(ExpertKernel):
         Contiguous, in the spec's dtype, owned by the kernel, valid until ``finish_layer(layer)``. Any thread.
         """
 
+    def layer_biases(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``layer_buffers``: b13 [E_local, 2I] (of gate, then of up) and b2 [E_local, H]."""
+        raise NotImplementedError(f"kernel {self.name} holds no biases of layer {layer}")
+
     def matrix_buffer(self, layer: int, expert: int, matrix: int) -> torch.Tensor:
-        w13, w2 = self.layer_buffers(layer)
+        wide, narrow = self.layer_buffers(layer) if matrix <= DOWN else self.layer_biases(layer)
         inter = self.spec.intermediate_size
-        return (w13[expert, :inter], w13[expert, inter:], w2[expert])[matrix]
+        return (wide[expert, :inter], wide[expert, inter:], narrow[expert])[matrix % len((GATE, UP, DOWN))]
 
 
 def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ffn_faas.experts.kernels.activations import activate
 from ffn_faas.experts.kernels.base import LayerKernel, empty
 
 if TYPE_CHECKING:
@@ -31,16 +32,26 @@ class TorchKernel(LayerKernel):
         rows = spec.num_layers * len(experts)
         self._w13 = empty((rows, 2 * spec.intermediate_size, spec.hidden_size), spec.dtype)
         self._w2 = empty((rows, spec.hidden_size, spec.intermediate_size), spec.dtype)
+        biased = rows if spec.has_bias else 0
+        self._b13 = empty((biased, 2 * spec.intermediate_size), spec.dtype)
+        self._b2 = empty((biased, spec.hidden_size), spec.dtype)
         widest = max(spec.hidden_size, spec.intermediate_size)
         self._scratch = empty((max(_SCRATCH_ELEMENTS, widest),), "float32")
 
     def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = slice(layer * self.num_local_experts, (layer + 1) * self.num_local_experts)
+        rows = self._rows(layer)
         return self._w13[rows], self._w2[rows]
+
+    def layer_biases(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self._rows(layer)
+        return self._b13[rows], self._b2[rows]
+
+    def _rows(self, layer: int) -> slice:
+        return slice(layer * self.num_local_experts, (layer + 1) * self.num_local_experts)
 
     @property
     def resident_bytes(self) -> int:
-        return int(self._w13.nbytes + self._w2.nbytes)
+        return sum(tensor.nbytes for tensor in (self._w13, self._w2, self._b13, self._b2))
 
     def compute(
         self,
@@ -70,8 +81,12 @@ class TorchKernel(LayerKernel):
             begin += count
             row = layer * self.num_local_experts + expert
             gate_up = self._product(inputs[part], self._w13[row])
+            if self.spec.has_bias:
+                gate_up += self._b13[row]
             gate, up = gate_up.chunk(2, dim=1)
-            result = self._product(torch.nn.functional.silu(gate).mul_(up), self._w2[row])
+            result = self._product(activate(self.spec.activation, gate, up), self._w2[row])
+            if self.spec.has_bias:
+                result += self._b2[row]
             out.index_add_(0, rows[part], result.mul_(slot_weights[part]))
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -91,4 +106,4 @@ class TorchKernel(LayerKernel):
         return result
 
     def release(self) -> None:
-        self._w13 = self._w2 = self._scratch = empty((0,), "float32")
+        self._w13 = self._w2 = self._b13 = self._b2 = self._scratch = empty((0,), "float32")

@@ -33,12 +33,20 @@ class VllmKernel(LayerKernel):
         super().__init__(spec)
         self._hidden, self._inter = spec.hidden_size, spec.intermediate_size
         self._padded = -(-self._inter // _ALIGNMENT) * _ALIGNMENT
+        self._interleaved = spec.activation == "swigluoai"
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._biases: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
 
     def prepare(self) -> None:
         if self._hidden % _ALIGNMENT:
             raise ModelRefused(
                 f"the vllm kernel needs a hidden size divisible by {_ALIGNMENT}, this model has {self._hidden}",
+                remedy="use --moe-kernel torch",
+            )
+        if self._interleaved and self._padded != self._inter:
+            raise ModelRefused(
+                f"the vllm kernel needs an intermediate size divisible by {_ALIGNMENT} for activation swigluoai, this "
+                f"model has {self._inter}",
                 remedy="use --moe-kernel torch",
             )
         load_ops()
@@ -56,6 +64,11 @@ class VllmKernel(LayerKernel):
             empty((count, 2 * self._inter, self._hidden), self.spec.dtype),
             empty((count, self._hidden, self._inter), self.spec.dtype),
         )
+        self._bias_staging = (
+            empty((count, 2 * self._inter), self.spec.dtype),
+            empty((count, self._hidden), self.spec.dtype),
+        )
+        self._biases = []
         self._packed = [
             (
                 empty((count, 2 * self._padded, self._hidden), self.spec.dtype),
@@ -67,25 +80,41 @@ class VllmKernel(LayerKernel):
     def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         return self._staging
 
+    def layer_biases(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        return self._bias_staging
+
     def finish_layer(self, layer: int) -> None:
         w13, w2 = self._staging
         inter, padded = self._inter, self._padded
         if padded != inter:
-            narrow13, narrow2 = w13, w2
-            w13 = narrow13.new_zeros(narrow13.shape[0], 2 * padded, self._hidden)
-            w13[:, :inter] = narrow13[:, :inter]
-            w13[:, padded : padded + inter] = narrow13[:, inter:]
+            narrow2 = w2
             w2 = narrow2.new_zeros(narrow2.shape[0], self._hidden, padded)
             w2[:, :, :inter] = narrow2
-        for weight, packed in zip((w13, w2), self._packed[layer], strict=True):
+        for weight, packed in zip((self._halves(w13), w2), self._packed[layer], strict=True):
             ops().prepack_moe_weight(weight, packed, self._isa)
+        b13, b2 = self._bias_staging
+        self._biases.append((self._halves(b13).clone(), b2.clone()) if self.spec.has_bias else (None, None))
+
+    def _halves(self, wide: torch.Tensor) -> torch.Tensor:
+        """[E, 2I, ...], gate then up, as the kernel wants it: row by row in turn, or each half padded with zeros."""
+        inter, padded = self._inter, self._padded
+        halves = wide.unflatten(1, (2, inter))
+        if self._interleaved:
+            return halves.transpose(1, 2).flatten(1, 2)
+        if padded == inter:
+            return wide
+        result = wide.new_zeros(wide.shape[0], 2, padded, *wide.shape[2:])
+        result[:, :, :inter] = halves
+        return result.flatten(1, 2)
 
     def finish(self) -> None:
         self._staging = (empty((0,), "float32"), empty((0,), "float32"))
+        self._bias_staging = self._staging
 
     @property
     def resident_bytes(self) -> int:
-        return sum(w13.nbytes + w2.nbytes for w13, w2 in self._packed)
+        weights = sum(w13.nbytes + w2.nbytes for w13, w2 in self._packed)
+        return int(weights + sum(bias.nbytes for biases in self._biases for bias in biases if bias is not None))
 
     def compute(
         self,
@@ -121,15 +150,17 @@ class VllmKernel(LayerKernel):
         import torch
 
         w13, w2 = self._packed[layer]
+        b13, b2 = self._biases[layer]
+        activation = self.spec.activation
         per_row = ids.shape[1] * (4 * self._hidden + hidden.element_size() * self._padded + 8)
         step = max(1, (_INT32_MAX // 2) // max(1, per_row))
         for begin in range(0, hidden.shape[0], step):
             part = slice(begin, begin + step)
             rows = hidden[part]
             result = torch.empty_like(rows)
-            ops().cpu_fused_moe(result, rows, w13, w2, None, None, weights[part], ids[part], False, "silu", self._isa)
+            ops().cpu_fused_moe(result, rows, w13, w2, b13, b2, weights[part], ids[part], False, activation, self._isa)
             out[part] = result
 
     def release(self) -> None:
-        self._packed = []
+        self._packed, self._biases = [], []
         self.finish()

@@ -32,9 +32,17 @@ class ZeroKernel(LayerKernel):
         spec, count = self.spec, len(experts)
         self._w13 = empty((count, 2 * spec.intermediate_size, spec.hidden_size), spec.dtype)
         self._w2 = empty((count, spec.hidden_size, spec.intermediate_size), spec.dtype)
+        biased = count if spec.has_bias else 0
+        self._biases = (
+            empty((biased, 2 * spec.intermediate_size), spec.dtype),
+            empty((biased, spec.hidden_size), spec.dtype),
+        )
 
     def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         return self._w13, self._w2
+
+    def layer_biases(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
+        return self._biases
 
     def finish(self) -> None:
         self._w13 = self._w2 = empty((0,), "float32")
