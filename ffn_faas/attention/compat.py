@@ -30,7 +30,7 @@ log = logging.getLogger("vllm.ffn_faas")
 
 @cache
 def register_with_vllm() -> None:
-    """Register the load format, then the routed-experts layer. Idempotent.
+    """Register the load format, then the routed-experts layers. Idempotent.
 
     A vLLM without that layer is one that was never tried: it stays stock, and the load format refuses it by name.
     """
@@ -40,11 +40,20 @@ def register_with_vllm() -> None:
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     except ImportError as error:
         log.warning("ffn_faas: vllm %s has no layer to hook (%s)", vllm_version(), error)
-        remote: type | None = None
+        remote: tuple[type, ...] = ()
     else:
-        remote = remote_routed_experts(RoutedExperts)
-        RoutedExperts.register_oot(remote)
+        hooked = (RoutedExperts, *own_routed_experts())
+        remote = tuple(remote_routed_experts(base) for base in hooked)
+        for base, layer in zip(hooked, remote, strict=True):
+            base.register_oot(layer)
     register_model_loader(LOAD_FORMAT)(model_loader(remote))
+
+
+def own_routed_experts() -> tuple[Any, ...]:
+    """Classes of models that derive from vLLM's routed-experts layer and are hooked by a line of their own."""
+    from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
+
+    return (GptOssRoutedExperts,)
 
 
 def vllm_version() -> str:
@@ -93,24 +102,23 @@ def engine_facts(vllm_config: Any, block: AfdBlock) -> EngineFacts:
     )
 
 
-def layer_facts(runner: Any, remote: type | None) -> LayerFacts:
-    """Read one built layer; ``runner`` is vLLM's MoERunner."""
+def layer_facts(runner: Any, remote: tuple[type, ...], *, biases_carried: bool = False) -> LayerFacts:
+    """Read one built layer; ``runner`` is vLLM's MoERunner, ``remote`` the classes of ours."""
     from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
 
     layer, config = runner.routed_experts, runner.moe_config
-    replaced = remote is not None and isinstance(layer, remote)
     return LayerFacts(
         name=layer.layer_name,
         activation=config.activation.value,
-        has_bias=config.has_bias,
+        has_bias=config.has_bias and not biases_carried,
         activation_limits=any(
             getattr(layer, name) is not None for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")
         ),
-        apply_router_weight_on_input=layer.apply_router_weight_on_input,
+        apply_router_weight_on_input=layer.apply_router_weight_on_input and config.experts_per_token > 1,
         skip_final_all_reduce=config.skip_final_all_reduce,
         num_fused_shared_experts=layer.expert_map_manager.num_fused_shared_experts,
         zero_experts=isinstance(runner.router, ZeroExpertRouter),
-        class_name="" if replaced else type(layer).__name__,
+        class_name="" if isinstance(layer, remote) else type(layer).__name__,
     )
 
 
@@ -168,7 +176,7 @@ def remote_method() -> type:
 
         def apply(
             self,
-            layer: Any,  # noqa: ARG002
+            layer: Any,
             x: torch.Tensor,
             topk_weights: torch.Tensor,
             topk_ids: torch.Tensor,
@@ -179,12 +187,15 @@ def remote_method() -> type:
                 if shared_experts is not None:
                     shared_experts(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
 
+            if layer.apply_router_weight_on_input:
+                # As vLLM prepares its kernel's input for the one expert of each row.
+                x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
             return run_remote(torch.ops.ffn_faas, self.handle, x, topk_weights, topk_ids, run_shared_experts)
 
     return RemoteExpertsMethod
 
 
-def model_loader(remote: type | None) -> type:
+def model_loader(remote: tuple[type, ...]) -> type:
     """The load format ``ffn_faas``: vLLM's default loader without the experts, and the session around it."""
     import dataclasses
 
@@ -232,7 +243,8 @@ def model_loader(remote: type | None) -> type:
                 raise UsageError(f"load format {LOAD_FORMAT} builds models in load_model only")
             spec = self._attached.model.spec
             runners = [module for module in model.modules() if isinstance(module, MoERunner)]
-            require_none([refusal for runner in runners for refusal in layer_refusals(layer_facts(runner, remote))])
+            facts = [layer_facts(runner, remote, biases_carried=spec.has_bias) for runner in runners]
+            require_none([refusal for fact in facts for refusal in layer_refusals(fact)])
             self._layers = [runner.routed_experts for runner in runners]
             if not self._layers:
                 raise HandshakeRefused(f"{type(model).__name__} has no routed experts", remedy="run stock vLLM")
@@ -246,14 +258,10 @@ def model_loader(remote: type | None) -> type:
                     config.intermediate_size,
                     config.num_experts,
                     config.experts_per_token,
+                    config.activation.value,
                 )
-            mapper = getattr(model, "hf_to_vllm_mapper", None)
-            names = loader.checkpoint_names(
-                (layer.layer_name for layer in self._layers),
-                spec.layers,
-                mapper.map_name if mapper is not None else str,
-            )
-            self._filter = loader.ExpertFilter(names)
+            names = loader.checkpoint_names((layer.layer_name for layer in self._layers), spec.layers)
+            self._filter = loader.ExpertFilter(spec.tensor_prefixes)
             self._attached.session.declare_layers(names)
             return model
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -137,28 +138,31 @@ def open_session(block: AfdBlock, model: Model, attach: Attach, log: logging.Log
     return Attached(session, model, block.attach_timeout_s, log)
 
 
-def checkpoint_names(
-    vllm_names: Iterable[str], spec_layers: Iterable[str], map_name: Callable[[str], str | None]
-) -> list[str]:
-    """Checkpoint prefix of each of vLLM's routed-experts layers; ``map_name`` turns a checkpoint name into vLLM's.
+def checkpoint_names(vllm_names: Iterable[str], spec_layers: Iterable[str]) -> list[str]:
+    """Checkpoint prefix of each of vLLM's routed-experts layers: the one that has the same layer number.
 
-    A layer that no checkpoint prefix maps to keeps its own name, which F then refuses by that name.
+    What stands around the number differs from model to model (``mlp`` for ``block_sparse_moe``, ``language_model.``
+    before it). A layer whose number no prefix has, or another layer took, keeps its own name, which F then refuses.
     """
-    known: dict[str, str] = {}
-    for prefix in spec_layers:
-        mapped = map_name(f"{prefix}.0.down_proj.weight")
-        if mapped is not None:
-            known[mapped.rpartition(".0.")[0]] = prefix
-    return [known.get(name, name) for name in vllm_names]
+    free = {_layer_number(prefix): prefix for prefix in spec_layers}
+    return [free.pop(_layer_number(name), name) for name in vllm_names]
 
 
-def check_shapes(spec: MoESpec, name: str, hidden: int, intermediate: int, experts: int, top_k: int) -> None:
+def _layer_number(name: str) -> int | None:
+    number = re.search(r"\blayers\.(\d+)\.", name)
+    return int(number[1]) if number else None
+
+
+def check_shapes(
+    spec: MoESpec, name: str, hidden: int, intermediate: int, experts: int, top_k: int, activation: str = "silu"
+) -> None:
     """vLLM may have been told (--hf-overrides) to build other layers than the checkpoint's config.json says."""
-    pairs = {
+    pairs: dict[str, tuple[object, object]] = {
         "hidden size": (hidden, spec.hidden_size),
         "intermediate size": (intermediate, spec.intermediate_size),
         "number of experts": (experts, spec.num_experts),
         "top k": (top_k, spec.top_k),
+        "activation": (activation, spec.activation),
     }
     for what, (built, stored) in pairs.items():
         if built != stored:
@@ -168,10 +172,10 @@ def check_shapes(spec: MoESpec, name: str, hidden: int, intermediate: int, exper
 
 
 class ExpertFilter:
-    """Tells expert tensors by name, before they are read: every tensor under a remote layer's checkpoint prefix."""
+    """Tells expert tensors by name, before they are read: every tensor under one of ``MoESpec.tensor_prefixes``."""
 
-    def __init__(self, layers: Iterable[str]) -> None:
-        self._prefixes = tuple(f"{layer}." for layer in layers)
+    def __init__(self, prefixes: Iterable[str]) -> None:
+        self._prefixes = tuple(f"{prefix}." for prefix in prefixes)
         self.dropped = 0
 
     def drops(self, name: str) -> bool:

@@ -8,7 +8,7 @@ from ffn_faas.errors import UsageError
 
 LOAD_FORMAT = "ffn_faas"
 TRIED_VLLM = ("0.32.0",)
-CARRIED_ACTIVATIONS = ("silu",)
+CARRIED_ACTIVATIONS = ("silu", "swigluoai")
 NOT_SERVED_YET = "not served yet by this version of ffn_faas"
 
 
@@ -153,7 +153,11 @@ def layer_refusals(facts: LayerFacts) -> list[Refusal]:
         (facts.activation not in CARRIED_ACTIVATIONS, f"activation {facts.activation}", "F does not carry it"),
         (facts.has_bias, "expert biases", "F does not carry them"),
         (facts.activation_limits, "swiglu limit, alpha or beta", "F does not carry them"),
-        (facts.apply_router_weight_on_input, "apply_router_weight_on_input", "F weighs the outputs of experts"),
+        (
+            facts.apply_router_weight_on_input,
+            "apply_router_weight_on_input with several experts per token",
+            "F gets one row for all of them",
+        ),
         (facts.skip_final_all_reduce, "a deferred final all-reduce", "F returns whole sums"),
         (facts.num_fused_shared_experts > 0, "fused shared experts", "shared experts must stay on Attention"),
         (facts.zero_experts, "zero experts", "their router hands F ids that no expert has"),

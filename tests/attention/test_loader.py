@@ -96,16 +96,17 @@ def _resident_file_bytes() -> int:
 
 
 def test_layers_are_named_as_the_checkpoint_names_them() -> None:
-    def nested(name: str) -> str:
-        return name.replace("model.", "language_model.model.", 1)
-
-    built = ["language_model.model.layers.11.mlp.experts", "language_model.model.layers.1.mlp.experts"]
-    assert checkpoint_names(built, SPEC.layers, nested) == [SPEC.layers[1], SPEC.layers[0]]
+    built = ["language_model.model.layers.11.feed_forward.experts", "model.layers.1.block_sparse_moe.experts"]
+    assert checkpoint_names(built, SPEC.layers) == [SPEC.layers[1], SPEC.layers[0]]
 
 
 def test_a_layer_that_the_checkpoint_does_not_know_keeps_its_name() -> None:
-    assert checkpoint_names(["model.layers.7.mlp.experts"], SPEC.layers, str) == ["model.layers.7.mlp.experts"]
-    assert checkpoint_names(["a"], SPEC.layers, lambda name: None) == ["a"]
+    assert checkpoint_names(["model.layers.7.mlp.experts", "a"], SPEC.layers) == ["model.layers.7.mlp.experts", "a"]
+
+
+def test_two_layers_with_one_number_are_not_both_matched() -> None:
+    built = ["model.layers.1.mlp.experts", "model.layers.1.mlp.vision_experts"]
+    assert checkpoint_names(built, SPEC.layers) == [SPEC.layers[0], built[1]]
 
 
 def test_options_of_the_load_format() -> None:
