@@ -31,28 +31,21 @@ def create_kernel(name: str, spec: MoESpec) -> ExpertKernel:
 
     Raises UsageError for another name, ModelRefused when the kernel does not carry what the experts need.
     """
-    chosen = _auto(spec) if name == "auto" else name
+    chosen = choose_kernel(name, spec)
     module, attribute = _KERNELS.get(chosen, ("", ""))
     if not module:
         raise UsageError(f"MoE kernel {name!r} is unknown", remedy="known: " + ", ".join(KERNEL_NAMES))
-    missing = _missing(chosen, spec)
-    if missing:
-        raise ModelRefused(
-            f"the {chosen} kernel does not carry {missing} of {spec.architecture}", remedy="use --moe-kernel torch"
-        )
+    refusal = kernel_refusal(chosen, spec, 1)
+    if refusal:
+        raise ModelRefused(refusal, remedy="use --moe-kernel torch")
     kernel: ExpertKernel = getattr(importlib.import_module(module), attribute)(spec)
     return kernel
 
 
-def _missing(kernel: str, spec: MoESpec) -> str:
-    """What of ``spec`` the kernel does not carry, in words; "" when it carries all."""
-    if kernel != "native":
-        return ""
-    biases = ["the expert biases"] if spec.has_bias else []
-    return " and ".join([*biases, *([] if spec.activation == "silu" else [f"activation {spec.activation}"])])
-
-
-def _auto(spec: MoESpec) -> str:
+def choose_kernel(name: str, spec: MoESpec) -> str:
+    """What "auto" stands for on this machine and for this model; other names as they are."""
+    if name != "auto":
+        return name
     try:
         built = hasattr(native.load(), "ExpertsCpu")
     except NativeMissing:
@@ -61,3 +54,23 @@ def _auto(spec: MoESpec) -> str:
     if built and missing:
         log.info("kernel torch: the native kernel does not carry %s of %s", missing, spec.architecture)
     return "native" if built and not missing else "torch"
+
+
+def kernel_refusal(kernel: str, spec: MoESpec, num_local_experts: int) -> str | None:
+    """Why a kernel cannot hold so many experts of each layer; None when it can. Needs no library and no memory."""
+    missing = _missing(kernel, spec)
+    if missing:
+        return f"the {kernel} kernel does not carry {missing} of {spec.architecture}"
+    if kernel == "vllm":
+        from ffn_faas.experts.kernels.vllm_kernel import shape_refusal
+
+        return shape_refusal(spec, num_local_experts)
+    return None
+
+
+def _missing(kernel: str, spec: MoESpec) -> str:
+    """What of ``spec`` the kernel does not carry, in words; "" when it carries all."""
+    if kernel != "native":
+        return ""
+    biases = ["the expert biases"] if spec.has_bias else []
+    return " and ".join([*biases, *([] if spec.activation == "silu" else [f"activation {spec.activation}"])])

@@ -18,6 +18,26 @@ _INT32_MAX = (1 << 31) - 1
 """The kernel's offsets, into a layer's weights and into its scratch memory, are 32-bit."""
 
 
+def shape_refusal(spec: MoESpec, num_local_experts: int) -> str | None:
+    """Why vLLM's kernel cannot hold so many experts of one layer; None when it can."""
+    hidden, inter = spec.hidden_size, spec.intermediate_size
+    if hidden % _ALIGNMENT:
+        return f"the vllm kernel needs a hidden size divisible by {_ALIGNMENT}, this model has {hidden}"
+    if spec.activation == "swigluoai" and inter % _ALIGNMENT:
+        return (
+            f"the vllm kernel needs an intermediate size divisible by {_ALIGNMENT} for activation swigluoai, this "
+            f"model has {inter}"
+        )
+    if num_local_experts * 2 * _padded(inter) * hidden > _INT32_MAX:
+        shape = f"[{2 * _padded(inter)}, {hidden}]"
+        return f"the vllm kernel cannot address {num_local_experts} experts of {shape} in one layer"
+    return None
+
+
+def _padded(intermediate: int) -> int:
+    return -(-intermediate // _ALIGNMENT) * _ALIGNMENT
+
+
 class VllmKernel(LayerKernel):
     """Weights are packed layer by layer out of one staging buffer; the packed layout is vLLM's.
 
@@ -32,34 +52,21 @@ class VllmKernel(LayerKernel):
     def __init__(self, spec: MoESpec) -> None:
         super().__init__(spec)
         self._hidden, self._inter = spec.hidden_size, spec.intermediate_size
-        self._padded = -(-self._inter // _ALIGNMENT) * _ALIGNMENT
+        self._padded = _padded(self._inter)
         self._interleaved = spec.activation == "swigluoai"
         self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._biases: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
 
     def prepare(self) -> None:
-        if self._hidden % _ALIGNMENT:
-            raise ModelRefused(
-                f"the vllm kernel needs a hidden size divisible by {_ALIGNMENT}, this model has {self._hidden}",
-                remedy="use --moe-kernel torch",
-            )
-        if self._interleaved and self._padded != self._inter:
-            raise ModelRefused(
-                f"the vllm kernel needs an intermediate size divisible by {_ALIGNMENT} for activation swigluoai, this "
-                f"model has {self._inter}",
-                remedy="use --moe-kernel torch",
-            )
         load_ops()
 
     def allocate(self, experts: range) -> None:
         super().allocate(experts)
         self._isa = isa(self.spec.dtype)
         count = len(experts)
-        if count * 2 * self._padded * self._hidden > _INT32_MAX:
-            raise ModelRefused(
-                f"the vllm kernel cannot address {count} experts of [{2 * self._padded}, {self._hidden}] in one layer",
-                remedy="use more F ranks or --moe-kernel torch",
-            )
+        refusal = shape_refusal(self.spec, count)
+        if refusal:
+            raise ModelRefused(refusal, remedy="use more F ranks or --moe-kernel torch")
         self._staging = (
             empty((count, 2 * self._inter, self._hidden), self.spec.dtype),
             empty((count, self._hidden, self._inter), self.spec.dtype),

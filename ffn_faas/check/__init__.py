@@ -1,0 +1,1 @@
+"""``python -m ffn_faas check``: what serving a model would take, and what would be refused, without loading it."""
