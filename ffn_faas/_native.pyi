@@ -50,19 +50,22 @@ class Arena:
 
 @final
 class Item:
-    """``connectors.base.Item``. Views keep the windows alive; their content is valid until ``complete``."""
+    """``connectors.base.Item``. Views keep the memory alive; their content is valid until ``complete``.
+
+    One part is computed in its windows; several lie side by side in the receiver's workspace.
+    """
 
     @property
-    def link(self) -> int: ...
-    @property
-    def stage(self) -> int: ...
+    def parts(self) -> list[tuple[int, int, int]]:
+        """(link, stage, rows) of each post, or of the part of a post, in the order of their rows."""
+
     @property
     def layer(self) -> int: ...
     @property
     def rows(self) -> int: ...
     @property
     def hidden(self) -> memoryview:
-        """u8 [rows, hidden_size * element_size], over the window."""
+        """u8 [rows, hidden_size * element_size]."""
 
     @property
     def expert_ids(self) -> memoryview:
@@ -74,10 +77,10 @@ class Item:
 
     @property
     def partial(self) -> memoryview:
-        """f32 [rows, hidden_size], over the window, to be written."""
+        """f32 [rows, hidden_size], to be written."""
 
     def complete(self) -> None:
-        """Release the combine flag and wake A. Never blocks. RuntimeError the second time."""
+        """Hand back merged rows, release the combine flags, wake A. Never blocks. RuntimeError the second time."""
 
 @final
 class ZeroKernel:
@@ -141,9 +144,14 @@ def cpu_read_bandwidth(*, threads: int, address: int, nbytes: int) -> float:
 
 @final
 class ItemReceiver:
-    """All links of an F rank as one stream of posts. One thread receives or steps; the rest is for any thread."""
+    """All links of an F rank as one stream of items. One thread receives or steps; the rest is for any thread."""
 
-    def __init__(self, *, spin_us: int = 50) -> None: ...
+    def __init__(self, *, spin_us: int = 50, item_limit: int = 4096, merge_wait_us: int = 5) -> None:
+        """``item_limit``: most rows of an item, and the rows of the workspace in which posts are merged.
+
+        ``merge_wait_us``: how long an item waits for posts of its layer from links that were active just before.
+        """
+
     @property
     def doorbell(self) -> int:
         """eventfd that peers write to wake the receiver; owned by this object."""
@@ -155,7 +163,9 @@ class ItemReceiver:
         """Idempotent; an item in flight may still be computed and completed, nobody hears of it."""
 
     def receive(self, timeout_us: int) -> Item | None:
-        """The next post, links in turn. None: timeout, signal, cancelled, or a link turned out faulty.
+        """The next item: posts take turns by link and stage, and those of one layer are merged.
+
+        None: timeout, signal, cancelled, or a link turned out faulty.
 
         Spins for ``spin_us``, then sleeps. Releases the GIL.
         """
@@ -173,7 +183,13 @@ class ItemReceiver:
         """(link, reason) of links closed since the last call because their peer broke the protocol."""
 
     def counters(self) -> dict[str, int]:
-        """steps, rows, wait_ns, compute_ns, post_ns (sums), last_step_monotonic_ns, taken_at_ns (0 = idle)."""
+        """steps, posts, splits, rows, wait_ns, compute_ns, post_ns (sums), last_step_monotonic_ns, taken_at_ns.
+
+        splits: items that were a part of a post, not its last. taken_at_ns is 0 while nothing is computed.
+        """
+
+    def posts_per_item(self) -> list[tuple[int, int]]:
+        """(most posts, items) by how many posts an item held; the last bound, -1, is open. No cumulative counts."""
 
 @final
 class Call:

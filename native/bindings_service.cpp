@@ -39,8 +39,14 @@ void bind_item(py::module_& m) {
                            {buffer.columns * buffer.element_size, buffer.element_size});
   });
   py::class_<ffn::Item, ItemPtr>(m, "Item")
-      .def_property_readonly("link", [](const ffn::Item& item) { return item.link->key; })
-      .def_property_readonly("stage", [](const ffn::Item& item) { return item.stage; })
+      .def_property_readonly("parts",
+                             [](const ffn::Item& item) {
+                               std::vector<std::tuple<int64_t, int64_t, int64_t>> parts;
+                               for (const ffn::Part& part : item.parts) {
+                                 parts.emplace_back(part.link->key, part.stage, part.rows);
+                               }
+                               return parts;
+                             })
       .def_property_readonly("layer", [](const ffn::Item& item) { return item.layer; })
       .def_property_readonly("rows", [](const ffn::Item& item) { return item.rows; })
       .def_property_readonly("hidden",
@@ -70,12 +76,24 @@ py::dict counters_of(const ffn::ItemReceiver& receiver) {
   const ffn::Counters& counters = receiver.counters();
   py::dict result;
   result["steps"] = counters.steps.load();
+  result["posts"] = counters.posts.load();
+  result["splits"] = counters.splits.load();
   result["rows"] = counters.rows.load();
   result["wait_ns"] = counters.wait_ns.load();
   result["compute_ns"] = counters.compute_ns.load();
   result["post_ns"] = counters.post_ns.load();
   result["last_step_monotonic_ns"] = counters.last_step_monotonic_ns.load();
   result["taken_at_ns"] = counters.taken_at_ns.load();
+  return result;
+}
+
+std::vector<std::pair<int64_t, int64_t>> posts_per_item_of(const ffn::ItemReceiver& receiver) {
+  std::vector<std::pair<int64_t, int64_t>> result;
+  const auto& counts = receiver.counters().items_by_posts;
+  for (size_t index = 0; index < counts.size(); ++index) {
+    const bool bounded = index < ffn::kPostsPerItem.size();
+    result.emplace_back(bounded ? ffn::kPostsPerItem[index] : int64_t{-1}, counts[index].load());
+  }
   return result;
 }
 
@@ -87,7 +105,8 @@ void bind_service(py::module_& m) {
 
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   py::class_<ffn::ItemReceiver>(m, "ItemReceiver")
-      .def(py::init<int64_t>(), py::kw_only(), py::arg("spin_us") = 50)
+      .def(py::init<int64_t, int64_t, int64_t>(), py::kw_only(), py::arg("spin_us") = 50, py::arg("item_limit") = 4096,
+           py::arg("merge_wait_us") = 5)
       .def_property_readonly("doorbell", &ffn::ItemReceiver::doorbell)
       .def("add_link", &ffn::ItemReceiver::add_link, py::arg("key"), py::arg("arena"), py::arg("expert_counts"),
            Unlocked())
@@ -101,5 +120,6 @@ void bind_service(py::module_& m) {
           py::arg("kernel"), py::arg("timeout_us"), Unlocked())
       .def("cancel", &ffn::ItemReceiver::cancel)
       .def("take_faults", &ffn::ItemReceiver::take_faults)
-      .def("counters", &counters_of);
+      .def("counters", &counters_of)
+      .def("posts_per_item", &posts_per_item_of);
 }

@@ -32,16 +32,15 @@ class WindowOffer:
 
 
 class Item(ABC):
-    """One post taken for computing. Its memory is valid until ``complete`` and not after.
+    """What one step computes: a post, several posts of a layer, or a part of one. Valid until ``complete``, not after.
 
-    ``hidden`` [rows, hidden_size] in the wire type and ``partial`` [rows, hidden_size] f32 are buffers over the
-    windows themselves (the peer may write ``hidden`` if it breaks the protocol: only values depend on that);
-    ``expert_ids`` [rows, top_k] i32 (local ids, -1 = no expert here) and ``weights`` [rows, top_k] f32 are private
-    copies whose bounds were checked.
+    ``parts`` names (link, stage, rows) of each, in the order of their rows. ``hidden`` [rows, hidden_size] in the wire
+    type and ``partial`` [rows, hidden_size] f32 may be buffers over the windows themselves (the peer may write
+    ``hidden`` if it breaks the protocol: only values depend on that); ``expert_ids`` [rows, top_k] i32 (local ids,
+    -1 = no expert here) and ``weights`` [rows, top_k] f32 are private copies whose bounds were checked.
     """
 
-    link: int
-    stage: int
+    parts: list[tuple[int, int, int]]
     layer: int
     rows: int
     hidden: Any
@@ -51,7 +50,7 @@ class Item(ABC):
 
     @abstractmethod
     def complete(self) -> None:
-        """Release the combine flag: ``partial`` is written. Never blocks."""
+        """``partial`` is written: hand it back and release the combine flags. Never blocks."""
 
 
 class FFNConnector(ABC):
@@ -77,7 +76,7 @@ class FFNConnector(ABC):
 
     @abstractmethod
     def receive(self, timeout_s: float) -> Item | None:
-        """Wait for a ready post; None after ``timeout_s``, on a signal, or when cancelled. Releases the GIL."""
+        """Wait for an item; None after ``timeout_s``, on a signal, or when cancelled. Releases the GIL."""
 
     @abstractmethod
     def cancel_receive(self) -> None:
@@ -91,8 +90,8 @@ class FFNConnector(ABC):
     def statistics(self) -> dict[str, float]:
         """Counters kept by the step itself; safe and cheap from any thread.
 
-        Keys: steps, rows (totals), wait_s, compute_s, post_s (total seconds), idle_s (since the last step ended),
-        item_s (age of the item in flight, 0 when there is none).
+        Keys: steps, posts, splits (items that were not a post's last part), rows (totals), wait_s, compute_s, post_s
+        (total seconds), idle_s (since the last step ended), item_s (age of the item in flight, 0 when there is none).
         """
 
     @abstractmethod

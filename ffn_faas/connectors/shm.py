@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 SPIN_US = 50
 """How long a wait spins before it sleeps: longer than a round trip, far shorter than a layer of attention."""
+ITEM_LIMIT = 4096
+"""Rows: above it a post is computed in parts, so that a long prefill does not keep others waiting."""
+MERGE_WAIT_US = 5
+"""How long an item waits for posts of the same layer from links that were active just before."""
 
 
 class Kernel(Protocol):
@@ -45,10 +49,14 @@ class ShmConnector(FFNConnector):
 
     transport = "shm"
 
-    def __init__(self, *, spin_us: int = SPIN_US) -> None:
+    def __init__(
+        self, *, spin_us: int = SPIN_US, item_limit: int = ITEM_LIMIT, merge_wait_us: int = MERGE_WAIT_US
+    ) -> None:
         self._native = native.load()
         Item.register(self._native.Item)
-        self._receiver: _native.ItemReceiver = self._native.ItemReceiver(spin_us=spin_us)
+        self._receiver: _native.ItemReceiver = self._native.ItemReceiver(
+            spin_us=spin_us, item_limit=item_limit, merge_wait_us=merge_wait_us
+        )
         self._broker = Broker(self._receiver.doorbell)
         self._links: dict[int, _Link] = {}
         self._next_link = 0
@@ -109,6 +117,8 @@ class ShmConnector(FFNConnector):
         taken_at = counters["taken_at_ns"]
         return {
             "steps": counters["steps"],
+            "posts": counters["posts"],
+            "splits": counters["splits"],
             "rows": counters["rows"],
             "wait_s": counters["wait_ns"] / 1e9,
             "compute_s": counters["compute_ns"] / 1e9,
@@ -116,6 +126,10 @@ class ShmConnector(FFNConnector):
             "idle_s": max(0, now - (counters["last_step_monotonic_ns"] or self._made_ns)) / 1e9,
             "item_s": max(0, now - taken_at) / 1e9 if taken_at else 0.0,
         }
+
+    def posts_per_item(self) -> list[tuple[int, int]]:
+        """(most posts, items) by how many posts an item held; the last bound, -1, is open. No cumulative counts."""
+        return self._receiver.posts_per_item()
 
     def close(self) -> None:
         self._broker.close()

@@ -10,58 +10,17 @@
 #include <system_error>
 
 namespace ffn {
+namespace {
 
-Item::Item(std::shared_ptr<Link> from, std::shared_ptr<Counters> counters, int64_t stage_index, int32_t layer_index,
-           int64_t row_count)
-    : link(std::move(from)),
-      stage(stage_index),
-      layer(layer_index),
-      rows(row_count),
-      counters_(std::move(counters)),
-      taken_at_(now_ns()) {
-  counters_->taken_at_ns.store(taken_at_, std::memory_order_relaxed);
-}
+// A link that posted this recently is likely to post again at once: merging may wait for it.
+constexpr int64_t kActiveNs = 100'000'000;
 
-ffn_item Item::view() const {
-  const Arena& arena = *link->arena;
-  const Link::Stage& copies = link->stages[stage];
-  ffn_item item{};
-  item.link = link->key;
-  item.rows = rows;
-  item.stage = static_cast<int32_t>(stage);
-  item.layer = layer;
-  item.top_k = static_cast<int32_t>(arena.geometry.top_k);
-  item.hidden_size = static_cast<int32_t>(arena.geometry.hidden_size);
-  item.element_size = static_cast<int32_t>(arena.geometry.element_size);
-  item.hidden = arena.dispatch_hidden(stage);
-  item.expert_ids = copies.ids.data();
-  item.weights = copies.weights.data();
-  item.partial = arena.combine_partial(stage);
-  return item;
-}
+}  // namespace
 
-void Item::complete() {
-  if (completed_.exchange(true)) throw std::logic_error("this item was completed before");
-  const int64_t computed_at = now_ns();
-  Link::Stage& state = link->stages[stage];
-  const Arena& arena = *link->arena;
-  const uint64_t flag = make_flag(arena.epoch, state.next_sequence - 1);
-  state.in_flight.store(false, std::memory_order_release);
-  if (!link->closed.load(std::memory_order_acquire)) {
-    arena.combine_flag(stage).store(flag, std::memory_order_release);
-    full_fence();
-    wake_if_sleeping(arena.combine_sleeping(stage));
-  }
-  const int64_t posted_at = now_ns();
-  counters_->compute_ns.fetch_add(computed_at - taken_at_, std::memory_order_relaxed);
-  counters_->post_ns.fetch_add(posted_at - computed_at, std::memory_order_relaxed);
-  counters_->rows.fetch_add(rows, std::memory_order_relaxed);
-  counters_->steps.fetch_add(1, std::memory_order_relaxed);
-  counters_->last_step_monotonic_ns.store(posted_at, std::memory_order_relaxed);
-  counters_->taken_at_ns.store(0, std::memory_order_relaxed);
-}
-
-ItemReceiver::ItemReceiver(int64_t spin_us) : spin_ns_(spin_us * 1000) {
+ItemReceiver::ItemReceiver(int64_t spin_us, int64_t item_limit, int64_t merge_wait_us)
+    : spin_ns_(spin_us * 1000), item_limit_(item_limit), merge_wait_ns_(merge_wait_us * 1000) {
+  if (item_limit < 1) throw std::invalid_argument("the item limit is " + std::to_string(item_limit) + " rows");
+  if (merge_wait_us < 0) throw std::invalid_argument("the wait for siblings is negative");
   doorbell_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (doorbell_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
 }
@@ -76,14 +35,14 @@ void ItemReceiver::ring() const {
 
 void ItemReceiver::add_link(int64_t key, std::shared_ptr<Arena> arena, std::vector<int32_t> expert_counts) {
   auto link = std::make_shared<Link>(key, std::move(arena), std::move(expert_counts));
-  for (Link::Stage& stage : link->stages) {
-    stage.ids.resize(link->arena->geometry.capacity * link->arena->geometry.top_k);
-    stage.weights.resize(stage.ids.size());
-  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& other : links_) {
       if (other->key == key) throw std::invalid_argument("link " + std::to_string(key) + " exists already");
+    }
+    const Geometry& geometry = link->arena->geometry;
+    if (workspace_ == nullptr && (!links_.empty() || geometry.stages > 1)) {
+      workspace_ = std::make_shared<Workspace>(geometry, item_limit_);
     }
     links_.push_back(std::move(link));
     generation_.fetch_add(1, std::memory_order_release);
@@ -129,6 +88,7 @@ void ItemReceiver::refresh() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     seen_generation_ = generation_.load(std::memory_order_relaxed);
+    merging_ = workspace_;
     for (const auto& link : links_) {
       for (int64_t stage = 0; stage < link->arena->geometry.stages; ++stage) slots.push_back({link, stage});
     }
@@ -136,69 +96,112 @@ void ItemReceiver::refresh() {
   slots_.swap(slots);  // what was removed is freed here, outside the lock
 }
 
-bool ItemReceiver::anything_ready() const {
-  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    const Link::Stage& state = slot.link->stages[slot.stage];
-    const Arena& arena = *slot.link->arena;
-    return !state.in_flight.load(std::memory_order_acquire) &&
-           arena.dispatch_flag(slot.stage).load(std::memory_order_acquire) ==
-               make_flag(arena.epoch, state.next_sequence);
-  });
+bool ItemReceiver::is_ready(const Slot& slot) {
+  const Link::Stage& post = slot.post();
+  if (post.in_flight.load(std::memory_order_acquire)) return false;
+  const Arena& arena = *slot.link->arena;
+  return post.open ||
+         arena.dispatch_flag(slot.stage).load(std::memory_order_acquire) == make_flag(arena.epoch, post.next_sequence);
 }
+
+bool ItemReceiver::anything_ready() const { return std::any_of(slots_.begin(), slots_.end(), is_ready); }
 
 std::shared_ptr<Item> ItemReceiver::scan(bool& faulted) {
   const size_t count = slots_.size();
   for (size_t step = 0; step < count; ++step) {
     const size_t index = (cursor_ + step) % count;
     const Slot& slot = slots_[index];
-    Link::Stage& state = slot.link->stages[slot.stage];
-    const Arena& arena = *slot.link->arena;
-    if (state.in_flight.load(std::memory_order_acquire)) continue;
-    if (arena.dispatch_flag(slot.stage).load(std::memory_order_acquire) != make_flag(arena.epoch, state.next_sequence))
-      continue;
-    if (slot.link->closed.load(std::memory_order_acquire)) continue;
+    if (!is_ready(slot) || slot.link->closed.load(std::memory_order_acquire)) continue;
     cursor_ = index + 1;
-    std::string fault;
-    auto item = take(slot, fault);
-    if (item == nullptr) {
-      close_faulty(slot.link, fault);
-      faulted = true;
-    }
-    return item;
+    faulted = !open(slot);
+    return faulted ? nullptr : make_item(index);
   }
   return nullptr;
 }
 
-std::shared_ptr<Item> ItemReceiver::take(const Slot& slot, std::string& fault) {
+bool ItemReceiver::open(const Slot& slot) {
+  Link::Stage& post = slot.post();
+  if (post.open) return true;
   Link& link = *slot.link;
   const Arena& arena = *link.arena;
-  Link::Stage& state = link.stages[slot.stage];
   const int32_t layer = arena.dispatch_head(slot.stage)[0].load(std::memory_order_relaxed);
   const int32_t rows = arena.dispatch_head(slot.stage)[1].load(std::memory_order_relaxed);
   if (layer < 0 || layer >= static_cast<int64_t>(link.expert_counts.size())) {
-    fault = "a post names layer " + std::to_string(layer) + " of " + std::to_string(link.expert_counts.size());
-    return nullptr;
+    close_faulty(slot.link,
+                 "a post names layer " + std::to_string(layer) + " of " + std::to_string(link.expert_counts.size()));
+    return false;
   }
   if (rows < 0 || rows > arena.geometry.capacity) {
-    fault = "a post of layer " + std::to_string(layer) + " has " + std::to_string(rows) + " rows, capacity is " +
-            std::to_string(arena.geometry.capacity);
-    return nullptr;
+    close_faulty(slot.link, "a post of layer " + std::to_string(layer) + " has " + std::to_string(rows) +
+                                " rows, capacity is " + std::to_string(arena.geometry.capacity));
+    return false;
   }
   const int64_t count = rows * arena.geometry.top_k;
   // Checked after the copy: the peer cannot change what was checked.
-  std::memcpy(state.ids.data(), arena.dispatch_ids(slot.stage), count * sizeof(int32_t));
-  std::memcpy(state.weights.data(), arena.dispatch_weights(slot.stage), count * sizeof(float));
+  std::memcpy(post.ids.data(), arena.dispatch_ids(slot.stage), count * sizeof(int32_t));
+  std::memcpy(post.weights.data(), arena.dispatch_weights(slot.stage), count * sizeof(float));
   const int32_t experts = link.expert_counts[layer];
-  const auto bad = std::find_if(state.ids.begin(), state.ids.begin() + count,
+  const auto bad = std::find_if(post.ids.begin(), post.ids.begin() + count,
                                 [experts](int32_t id) { return id < -1 || id >= experts; });
-  if (bad != state.ids.begin() + count) {
-    fault = "a post of layer " + std::to_string(layer) + " names local expert " + std::to_string(*bad) + " of " +
-            std::to_string(experts);
-    return nullptr;
+  if (bad != post.ids.begin() + count) {
+    close_faulty(slot.link, "a post of layer " + std::to_string(layer) + " names local expert " + std::to_string(*bad) +
+                                " of " + std::to_string(experts));
+    return false;
   }
-  ++state.next_sequence;
-  state.in_flight.store(true, std::memory_order_release);
-  return std::make_shared<Item>(slot.link, counters_, slot.stage, layer, rows);
+  post.open = true;
+  post.layer = layer;
+  post.rows = rows;
+  post.taken = 0;
+  post.seen_ns = now_ns();
+  return true;
+}
+
+Part ItemReceiver::take(const Slot& slot) {
+  Link::Stage& post = slot.post();
+  Part part{slot.link, slot.stage, post.taken, std::min(slot.rows_left(), item_limit_), 0};
+  post.taken += part.rows;
+  if (post.taken == post.rows) {
+    post.open = false;
+    part.sequence = post.next_sequence++;
+  }
+  post.in_flight.store(true, std::memory_order_release);
+  return part;
+}
+
+std::shared_ptr<Item> ItemReceiver::make_item(size_t first) {
+  const int32_t layer = slots_[first].post().layer;
+  std::vector<Part> parts{take(slots_[first])};
+  const auto& workspace = merging_;
+  if (workspace != nullptr && workspace->fits(slots_[first].link->arena->geometry) &&
+      !workspace->in_use.load(std::memory_order_acquire)) {
+    merge(parts, first);
+  }
+  return std::make_shared<Item>(std::move(parts), layer, workspace, counters_);
+}
+
+void ItemReceiver::merge(std::vector<Part>& parts, size_t first) {
+  const int32_t layer = slots_[first].post().layer;
+  const size_t count = slots_.size();
+  int64_t room = item_limit_ - parts.front().rows;
+  int64_t now = now_ns();
+  const int64_t deadline = now + merge_wait_ns_;
+  for (bool expecting = true; expecting && room > 0; now = now_ns()) {
+    expecting = false;
+    for (size_t step = 1; step < count; ++step) {
+      const Slot& slot = slots_[(first + step) % count];
+      const Link::Stage& post = slot.post();
+      if (!is_ready(slot)) {
+        expecting |= !post.in_flight.load(std::memory_order_relaxed) && now - post.seen_ns < kActiveNs;
+        continue;
+      }
+      if (slot.link->closed.load(std::memory_order_acquire) || !open(slot)) continue;
+      if (post.layer != layer || slot.rows_left() > room || !merging_->fits(slot.link->arena->geometry)) continue;
+      parts.push_back(take(slot));
+      room -= parts.back().rows;
+    }
+    if (now >= deadline) return;
+    pause_cpu();
+  }
 }
 
 void ItemReceiver::set_sleeping(uint32_t value) {
@@ -246,7 +249,8 @@ std::shared_ptr<Item> ItemReceiver::receive(int64_t timeout_us) {
     }
     if (now >= deadline || !sleep_until(deadline)) break;
   }
-  counters_->wait_ns.fetch_add(now_ns() - start, std::memory_order_relaxed);
+  const int64_t end = item != nullptr ? item->taken_at() : now_ns();
+  counters_->wait_ns.fetch_add(end - start, std::memory_order_relaxed);
   return item;
 }
 

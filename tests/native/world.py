@@ -70,8 +70,10 @@ def answer(item, first_expert: int, dtype: str) -> np.ndarray:
 class FRank:
     """A receiver with a thread that answers; ``links`` can be added at any time."""
 
-    def __init__(self, first_expert: int, num_experts: int, num_layers: int, dtype: str, spin_us: int = 50) -> None:
-        self.receiver = native.load().ItemReceiver(spin_us=spin_us)
+    def __init__(
+        self, first_expert: int, num_experts: int, num_layers: int, dtype: str, spin_us: int = 50, **options: int
+    ) -> None:
+        self.receiver = native.load().ItemReceiver(spin_us=spin_us, **options)
         self.counts = [num_experts] * num_layers
         self.seen = Seen()
         self.failure: BaseException | None = None
@@ -114,6 +116,7 @@ class World:
         stages: int = 1,
         wire_layers: tuple[int, ...] = (0, 1),
         spin_us: int = 50,
+        **options: int,
     ) -> None:
         module = native.load()
         self.dtype, self.top_k, self.hidden_size, self.capacity = dtype, top_k, hidden_size, capacity
@@ -127,7 +130,7 @@ class World:
         self.arenas = []
         first = 0
         for index, count in enumerate(expert_counts):
-            rank = FRank(first, count, max(wire_layers) + 1, dtype, spin_us)
+            rank = FRank(first, count, max(wire_layers) + 1, dtype, spin_us, **options)
             arena = module.Arena.create(shape, EPOCH)
             mapped = module.Arena.map(os.dup(arena.fd), os.dup(rank.receiver.doorbell), shape, EPOCH)
             rank.receiver.add_link(0, arena, rank.counts)
