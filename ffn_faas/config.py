@@ -46,6 +46,9 @@ class ServeConfig:
     drain_timeout_s: float = 15.0
     world_timeout_s: float = 300.0
     stall_timeout_s: float = 60.0
+    max_sessions: int = 16
+    window_memory: int | None = None
+    """Most bytes of windows over all sessions; None: what the host has."""
     exit_record: str | None = None
     launched: bool = False
     """Whether a launcher (torchrun) started this process."""
@@ -77,5 +80,7 @@ class ServeConfig:
             "--load-format": self.load_format,
             "--backend": self.backend,
             "--moe-kernel": self.moe_kernel,
+            "--max-sessions": str(self.max_sessions),
+            "--window-memory": str(self.window_memory),
             "world size": str(self.world.size),
         }

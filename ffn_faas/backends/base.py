@@ -29,8 +29,8 @@ class FFNBackend(ABC):
         """Check that this machine can run the backend; takes no device memory. Raises FfnError with the remedy."""
 
     @abstractmethod
-    def load(self, progress: ProgressReport) -> None:
-        """Read this rank's experts into their resident layout."""
+    def load(self, progress: ProgressReport) -> int:
+        """Read this rank's experts into their resident layout; returns the bytes that stay resident."""
 
     @abstractmethod
     def connect(self) -> FFNConnector:

@@ -42,12 +42,13 @@ class CpuBackend(FFNBackend):
         native.load()
         self._kernel.prepare()
 
-    def load(self, progress: ProgressReport) -> None:
+    def load(self, progress: ProgressReport) -> int:
         checkpoint = None
         if self._config.load_format != "dummy":
             checkpoint = Checkpoint.open(resolve_model(self._config.model, self._config.revision))
         account = load_experts(self._spec, checkpoint, self._experts, self._kernel, progress, seed=self._config.seed)
         log.info("kernel %s; %s", self._kernel.name, account)
+        return account.resident_bytes
 
     def connect(self) -> ShmConnector:
         from ffn_faas.connectors.shm import ShmConnector

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ffn_faas.demo.options import DemoOptions
 from ffn_faas.demo.progress import say
-from ffn_faas.demo.shapes import parse_size
 from ffn_faas.errors import UsageError
+from ffn_faas.units import parse_size
 
 EPILOG = """\
 examples:

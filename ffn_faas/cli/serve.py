@@ -12,6 +12,7 @@ from ffn_faas.afd_block import AfdBlock
 from ffn_faas.cli import vllm_flags
 from ffn_faas.config import ServeConfig, World
 from ffn_faas.errors import LaunchDisagreement, UsageError
+from ffn_faas.units import parse_size
 
 EPILOG = """\
 examples:
@@ -50,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         default=config.DEFAULT_CAPACITY,
         help="most rows a window may hold (its capacity); larger batches come in chunks (%(default)s)",
     )
+    add("--max-sessions", type=int, default=16, help="most Attention instances attached at once (%(default)s)")
+    add("--window-memory", metavar="SIZE", help="most memory for windows over all sessions, such as 4GiB")
     add("--load-format", default="auto", choices=config.LOAD_FORMATS, help="dummy: random experts, only config.json")
     add("--seed", type=int, default=0, help="of dummy weights (%(default)s)")
     add("--data-parallel-size", "-dp", type=int, help="number of F ranks, if given; must agree with the launcher")
@@ -115,6 +118,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
     for flag, seconds in {"--drain-timeout": args.drain_timeout, "--stall-timeout": args.stall_timeout}.items():
         if not 0 <= seconds < float("inf"):
             raise UsageError(f"{flag} is {seconds}, a number of seconds is needed")
+    if args.max_sessions < 1:
+        raise UsageError(f"--max-sessions is {args.max_sessions}, at least 1 is needed")
     if args.max_num_batched_tokens < 1:
         raise UsageError(f"--max-num-batched-tokens is {args.max_num_batched_tokens}, at least 1 is needed")
     return (
@@ -126,6 +131,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             port=args.port,
             dtype=args.dtype,
             max_num_batched_tokens=args.max_num_batched_tokens,
+            max_sessions=args.max_sessions,
+            window_memory=parse_size(args.window_memory) if args.window_memory else None,
             load_format=args.load_format,
             seed=args.seed,
             backend=args.backend,

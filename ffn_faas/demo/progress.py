@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ffn_faas.demo import http_client
 from ffn_faas.demo.processes import Child, Children
-from ffn_faas.demo.shapes import MIB
+from ffn_faas.units import MIB
 
 _QUIET_S = 5.0
 _T = TypeVar("_T")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
-from ffn_faas.errors import UsageError
+from ffn_faas.units import MIB
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _BF16 = 2
 
 
@@ -27,14 +24,6 @@ class Shape:
     def expert_bytes(self) -> int:
         """Bytes of all routed experts in bfloat16."""
         return self.layers * self.experts * 3 * self.hidden * self.intermediate * _BF16
-
-
-def parse_size(text: str) -> int:
-    """``64MiB``, ``1 GiB`` or ``500MB`` in bytes. Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].lower() not in _UNITS:
-        raise UsageError(f"{text!r} is not a size", remedy="write it like 64MiB or 1GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def shape_for(size_bytes: int | None, num_experts: int | None = None) -> Shape:

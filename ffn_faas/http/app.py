@@ -93,6 +93,9 @@ def _status(state: ServiceState) -> dict[str, Any]:
         "model": state.config.model,
         "fingerprint": state.offer.fingerprint.model_dump(),
         "experts_per_rank": state.experts_per_rank,
+        "weights_bytes": state.weight_bytes,
+        "window_bytes": state.sessions.window_bytes,
+        "steps": state.connector.statistics() if state.connector is not None else {},
         "sessions": [
             {
                 "session": session.id,

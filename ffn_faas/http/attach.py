@@ -27,12 +27,12 @@ from ffn_faas.protocol.messages import (
     Windows,
     WindowsMapped,
 )
+from ffn_faas.protocol.window import window_layout
 from ffn_faas.service.lifecycle import Phase
 from ffn_faas.service.sessions import Link, Session
 from ffn_faas.service.state import ServiceState
 
 log = logging.getLogger(__name__)
-ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -65,28 +65,36 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
         if not await frames.send(socket, Progress(phase=Phase.STARTING.value, progress=0.0)):
             return
         await asyncio.sleep(0.2)
-    reason = handshake.refusal(attach, state.offer) or state.sessions.conflict(attach)
+    capacity = handshake.granted_capacity(attach, state.offer)
+    geometry = state.window_geometry(attach.stages, capacity)
+    window_bytes = window_layout(geometry).nbytes
+    reason = (
+        handshake.refusal(attach, state.offer)
+        or state.sessions.conflict(attach)
+        or state.sessions.over_limit(attach, window_bytes)
+    )
     if reason is not None:
         await frames.refuse(socket, reason)
         return
-    await AttachedRank(socket, state, attach).serve()
+    await AttachedRank(socket, state, attach, geometry).serve()
 
 
 class AttachedRank:
     """One A rank that was granted a place in its instance's session."""
 
-    def __init__(self, socket: WebSocket, state: ServiceState, attach: Attach) -> None:
+    def __init__(self, socket: WebSocket, state: ServiceState, attach: Attach, geometry: WindowGeometry) -> None:
         self._socket = socket
         self._state = state
         self._attach = attach
+        self._geometry = geometry
         self._events: Mailbox[Event] = Mailbox()
         self._link = Link(
             attention_rank=attach.attention_rank,
             peer=attach.peer,
             close=lambda reason: self._events.put(CloseRequest(reason)),
+            window_bytes=window_layout(geometry).nbytes,
         )
-        capacity = handshake.granted_capacity(attach, state.offer)
-        self._session: Session = state.sessions.join(attach, capacity, self._link)
+        self._session: Session = state.sessions.join(attach, geometry.capacity, self._link)
         self._name = f"A rank {attach.attention_rank}/{attach.num_attention_ranks} of instance {attach.instance}"
 
     async def serve(self) -> None:
@@ -163,16 +171,9 @@ class AttachedRank:
         connector, spec = self._state.connector, self._state.spec
         if connector is None:
             return
-        geometry = WindowGeometry(
-            stages=self._session.stages,
-            capacity=self._session.capacity,
-            hidden_size=spec.hidden_size,
-            top_k=spec.top_k,
-            element_size=ELEMENT_SIZES[spec.dtype],
-        )
         owned = self._state.experts_per_rank[self._state.config.world.rank]
         self._link.window, offer = await asyncio.to_thread(
-            connector.open_link, geometry, self._session.epoch, [owned] * len(spec.layers)
+            connector.open_link, self._geometry, self._session.epoch, [owned] * len(spec.layers)
         )
         await frames.send(self._socket, Windows(broker=offer.broker, ticket=offer.ticket, nbytes=offer.nbytes))
 

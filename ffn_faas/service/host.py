@@ -23,6 +23,7 @@ from ffn_faas.protocol.topology import expert_range
 from ffn_faas.service.last_words import TEARDOWN_S, LastWords
 from ffn_faas.service.lifecycle import Lifecycle, Phase
 from ffn_faas.service.parent import stop_with_parent
+from ffn_faas.service.sessions import Limits, SessionRegistry
 from ffn_faas.service.signals import stop_on_signals
 from ffn_faas.service.state import ServiceState
 from ffn_faas.service.step_loop import drain, run_steps
@@ -117,7 +118,8 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         config.host,
         config.listen_port,
     )
-    return ServiceState(config, lifecycle, stop, world, spec, offer, moe_kernel=backend.kernel_name), backend
+    sessions = SessionRegistry(Limits(config.max_sessions, config.window_memory))
+    return ServiceState(config, lifecycle, stop, world, spec, offer, sessions, moe_kernel=backend.kernel_name), backend
 
 
 def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> WorldView:
@@ -132,7 +134,7 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         backend.prepare()
         state.world.form()
         lifecycle.advance(Phase.LOADING)
-        backend.load(_progress(lifecycle, stop))
+        state.weight_bytes = backend.load(_progress(lifecycle, stop))
         state.connector = backend.connect()
         lifecycle.advance(Phase.CAPTURING)
         backend.capture()

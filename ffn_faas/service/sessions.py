@@ -10,6 +10,18 @@ from dataclasses import dataclass, field
 from ffn_faas.protocol.messages import Attach
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What F grants over all sessions; None is no limit."""
+
+    max_sessions: int | None = None
+    window_memory: int | None = None
+    """Bytes."""
+
+
+NO_LIMITS = Limits()
+
+
 @dataclass
 class Link:
     """One A rank of a session on this F rank. ``window`` is the connector's key, None before the windows exist."""
@@ -17,6 +29,8 @@ class Link:
     attention_rank: int
     peer: str
     close: Callable[[str], None]
+    window_bytes: int
+    """Shared memory of this pair, counted from the grant on."""
     window: int | None = None
     attached: bool = False
 
@@ -37,7 +51,8 @@ class Session:
 class SessionRegistry:
     """Sessions by instance. Every method may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = NO_LIMITS) -> None:
+        self._limits = limits
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._next_epoch = secrets.randbelow(1 << 16) + 1
@@ -47,6 +62,28 @@ class SessionRegistry:
     def snapshot(self) -> list[Session]:
         with self._lock:
             return list(self._sessions.values())
+
+    @property
+    def window_bytes(self) -> int:
+        """Memory granted to windows of all sessions."""
+        return sum(link.window_bytes for session in self.snapshot() for link in list(session.links.values()))
+
+    def over_limit(self, attach: Attach, window_bytes: int) -> str | None:
+        """Which limit another ``window_bytes`` for ``attach`` would break; None when it fits."""
+        limits, sessions = self._limits, self.snapshot()
+        known = any(session.instance == attach.instance for session in sessions)
+        if limits.max_sessions is not None and not known and len(sessions) >= limits.max_sessions:
+            return (
+                f"sessions: {len(sessions)} Attention instances are attached, F serves at most {limits.max_sessions} "
+                "(--max-sessions); raise it or detach one"
+            )
+        used = self.window_bytes
+        if limits.window_memory is not None and used + window_bytes > limits.window_memory:
+            return (
+                f"window memory: this A rank needs {window_bytes} bytes, {used} of {limits.window_memory} "
+                "(--window-memory) are granted; raise it, or attach with a smaller capacity"
+            )
+        return None
 
     def conflict(self, attach: Attach) -> str | None:
         """Why ``attach`` contradicts what its instance already holds here; None when it does not."""

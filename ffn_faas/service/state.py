@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ffn_faas.config import ServeConfig
+from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.experts.spec import ELEMENT_SIZES
 from ffn_faas.service.lifecycle import Lifecycle
 from ffn_faas.service.sessions import SessionRegistry
 from ffn_faas.service.stop import StopRequest
@@ -30,6 +32,7 @@ class ServiceState:
     sessions: SessionRegistry = field(default_factory=SessionRegistry)
     connector: FFNConnector | None = None
     moe_kernel: str = ""
+    weight_bytes: int = 0
 
     @property
     def experts_per_rank(self) -> list[int]:
@@ -37,6 +40,11 @@ class ServiceState:
         from ffn_faas.protocol.topology import expert_counts
 
         return expert_counts(self.spec.num_experts, self.config.world.size)
+
+    def window_geometry(self, stages: int, capacity: int) -> WindowGeometry:
+        """Shape of one (A rank, F rank) pair's windows."""
+        spec = self.spec
+        return WindowGeometry(stages, capacity, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype])
 
     @property
     def is_stuck(self) -> bool:

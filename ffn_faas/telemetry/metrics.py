@@ -30,6 +30,8 @@ class _Collector:
                 "ffn_faas:time_to_ready_seconds", "process start to READY", value=snapshot.time_to_ready_s
             )
         yield GaugeMetricFamily("ffn_faas:sessions", "attached Attention instances", len(state.sessions.snapshot()))
+        yield GaugeMetricFamily("ffn_faas:weights_bytes", "resident expert weights", value=state.weight_bytes)
+        yield GaugeMetricFamily("ffn_faas:window_bytes", "granted windows", value=state.sessions.window_bytes)
         yield CounterMetricFamily("ffn_faas:attach", "A ranks attached", value=state.sessions.attached_total)
         ended = CounterMetricFamily("ffn_faas:session_ends", "sessions ended", labels=["reason"])
         for reason, count in state.sessions.ended_total.items():

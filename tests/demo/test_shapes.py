@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffn_faas.demo.shapes import parse_size, shape_for
+from ffn_faas.demo.shapes import shape_for
 from ffn_faas.errors import UsageError
+from ffn_faas.units import parse_size
 
 
 @pytest.mark.parametrize(

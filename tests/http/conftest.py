@@ -16,6 +16,7 @@ from ffn_faas.protocol import PROTOCOL_VERSION, messages
 from ffn_faas.protocol.handshake import Offer
 from ffn_faas.protocol.messages import Fingerprint, HostIdentity
 from ffn_faas.service.lifecycle import Lifecycle, Phase
+from ffn_faas.service.sessions import NO_LIMITS, SessionRegistry
 from ffn_faas.service.state import ServiceState
 from ffn_faas.service.stop import StopRequest
 from ffn_faas.service.world import WorldHub
@@ -83,17 +84,20 @@ class RecordingConnector(FFNConnector):
         pass
 
 
+ALONE = World()
+
+
 class Service:
     """One F rank's HTTP side, driven by hand."""
 
-    def __init__(self, world=World()):
+    def __init__(self, world=ALONE, limits=NO_LIMITS):
         listener = bind("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         config = ServeConfig(model="m", world=world, port=self.port - world.local_rank)
         lifecycle, stop = Lifecycle(), StopRequest()
         hub = WorldHub(config, lifecycle, stop, f"127.0.0.1:{self.port}")
         offer = Offer(fingerprint=FINGERPRINT, host=HOST, num_ffn_ranks=world.size, max_capacity=512)
-        self.state = ServiceState(config, lifecycle, stop, hub, SPEC, offer)
+        self.state = ServiceState(config, lifecycle, stop, hub, SPEC, offer, SessionRegistry(limits))
         self.connector = RecordingConnector()
         self.server = HttpServer(create_app(self.state), listener)
         self.server.start()

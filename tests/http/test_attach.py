@@ -7,9 +7,12 @@ from contextlib import contextmanager
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.protocol import messages
+from ffn_faas.protocol.window import window_layout
 from ffn_faas.service.lifecycle import Phase
-from tests.http.conftest import FINGERPRINT, attach_message, receive
+from ffn_faas.service.sessions import Limits
+from tests.http.conftest import FINGERPRINT, Service, attach_message, receive
 
 
 def wait_until(condition, timeout=5.0):
@@ -145,3 +148,25 @@ def test_a_stopping_f_tells_its_attentions_and_takes_no_new_ones(service):
     with service.socket() as late:
         late.send(attach_message(instance="late"))
         assert "SIGTERM" in receive(late, "refused")["reason"]
+
+
+def test_an_attach_beyond_a_limit_is_refused_naming_it_and_fits_again_once_another_left():
+    pair = window_layout(WindowGeometry(1, 256, 64, 2, 2)).nbytes
+    service = Service(limits=Limits(max_sessions=2, window_memory=2 * pair + 100))
+    try:
+        service.to_ready()
+        with attached(service, instance="a"):
+            assert service.get("/status").json()["window_bytes"] == pair
+            with service.socket() as large:
+                large.send(attach_message(instance="large", capacity=512))
+                reason = receive(large, "refused")["reason"]
+                assert "--window-memory" in reason
+                assert f"{pair} of {2 * pair + 100}" in reason
+            with attached(service, instance="b"), service.socket() as third:
+                third.send(attach_message(instance="c"))
+                assert "at most 2 (--max-sessions)" in receive(third, "refused")["reason"]
+            wait_until(lambda: len(service.state.sessions.snapshot()) == 1)
+            with attached(service, instance="c"):
+                assert f"ffn_faas:window_bytes {float(2 * pair)}" in service.get("/metrics").text
+    finally:
+        service.server.shutdown()
