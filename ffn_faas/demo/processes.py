@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ERROR = re.compile(r"\b(ERROR|FATAL|[A-Z]\w*Error:|error:)")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -85,8 +87,10 @@ class Child:
         return self.log_path.read_text(errors="replace")
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of the log, each set in, for an error message."""
-        return "\n".join(f"    {line}" for line in self.log_text().splitlines()[-lines:])
+        """How the log ends, after earlier lines that speak of errors: launchers bury the cause under a summary."""
+        everything = self.log_text().splitlines()
+        causes = [line for line in everything[:-lines] if _ERROR.search(line)][-10:]
+        return "\n".join(f"    {line}" for line in [*causes, *everything[-lines:]])
 
     def failure(self, what: str) -> ChildFailed:
         """An error that shows how the child's log ends."""

@@ -118,3 +118,13 @@ def test_memory_covers_the_whole_tree(tmp_path: Path) -> None:
         assert rss >= psutil.Process(child.pid).memory_info().rss
         assert rss >= psutil.Process(grandchild).memory_info().rss
         assert 0 < pss <= rss
+
+
+def test_an_error_buried_under_a_launchers_summary_is_shown(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "print('12:00 [F1/3] ERROR the oven is cold'); print('all is well'); print('summary\\n' * 200)"
+    child = Child("F", [sys.executable, "-c", code], dict(os.environ), log)
+    assert eventually(lambda: child.exit_code() == 0)
+    lines = child.log_tail(10).splitlines()
+    assert lines[0].strip() == "12:00 [F1/3] ERROR the oven is cold"
+    assert "all is well" not in child.log_tail(10)
