@@ -12,9 +12,12 @@ from typing import Any
 from ffn_faas.demo import qwen3_moe, tokenizer
 from ffn_faas.demo.blocks import AnySpec, draw
 from ffn_faas.demo.families import FAMILIES
-from ffn_faas.demo.shapes import MIB, Shape, shape_for
+from ffn_faas.demo.shapes import Shape, shape_for
 from ffn_faas.demo.weights import Weights
 from ffn_faas.errors import ResourceError, UsageError
+from ffn_faas.experts.checkpoint import Checkpoint
+from ffn_faas.experts.spec import MoESpec
+from ffn_faas.units import MIB
 
 ARCHITECTURES: Mapping[str, Any] = {"qwen3_moe": qwen3_moe, **FAMILIES}
 """Each has ``config`` and ``tensors``."""
@@ -62,15 +65,9 @@ def make_checkpoint(
 
 def expert_bytes(directory: Path) -> int:
     """Bytes of the routed-expert tensors, summed over the headers of the checkpoint's files."""
-    total = 0
-    for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if ".mlp.experts." in name:
-                begin, end = entry["data_offsets"]
-                total += end - begin
-    return total
+    prefixes = tuple(f"{prefix}." for prefix in MoESpec.from_model_dir(directory).tensor_prefixes)
+    tensors = Checkpoint.open(directory).tensors
+    return sum(entry.nbytes for name, entry in tensors.items() if name.startswith(prefixes))
 
 
 def _recipe_of(directory: Path) -> Any:

@@ -8,7 +8,10 @@ from typing import Any
 from ffn_faas.demo.comparison import Comparison, compare
 from ffn_faas.demo.options import DemoOptions
 from ffn_faas.demo.runner import DemoResult
-from ffn_faas.demo.shapes import MIB
+from ffn_faas.units import MIB
+
+LARGEST_ERROR_RATIO = 1.25
+"""How much larger a layer's error against float64 may be than that of stock's kernel."""
 
 
 def as_json(options: DemoOptions, result: DemoResult) -> dict[str, Any]:
@@ -28,6 +31,7 @@ def as_json(options: DemoOptions, result: DemoResult) -> dict[str, Any]:
         "stock_distinct_tokens": len({t for a in stock.answers for t in a.token_ids}) if stock else None,
         "max_logprob_diff": compared.max_logprob_diff if compared else None,
         "partings": [asdict(parting) for parting in compared.partings] if compared else None,
+        "max_layer_error_ratio": result.max_layer_error_ratio,
         "attention_expert_bytes": result.attention_expert_bytes,
         "stock_expert_bytes": result.stock_expert_bytes,
         "remote_layers": result.remote_layers,
@@ -51,6 +55,9 @@ def failure(options: DemoOptions, figures: dict[str, Any]) -> str | None:
         return f"Attention holds {figures['attention_expert_bytes']} bytes of routed experts, it should hold none"
     if options.must_equal_stock and figures["tokens_equal"] is False:
         return f"{figures['changed_tokens_fraction']:.1%} of the tokens differ from stock vLLM's, none should"
+    ratio = figures["max_layer_error_ratio"]
+    if ratio is not None and ratio > LARGEST_ERROR_RATIO:
+        return f"a layer's error is {ratio:.3f} times that of stock vLLM's kernel, at most {LARGEST_ERROR_RATIO} is due"
     return None
 
 
@@ -74,6 +81,8 @@ def as_text(options: DemoOptions, result: DemoResult) -> str:
         f"routed-expert bytes: {result.attention_expert_bytes} on Attention ({result.remote_layers} remote layers), "
         f"{result.stock_expert_bytes} in the checkpoint"
     )
+    if result.max_layer_error_ratio is not None:
+        lines.append(f"largest error of a layer: {result.max_layer_error_ratio:.3f} x that of stock's kernel")
     ready = f"ready after: F {result.f_ready_s:.1f} s, Attention {result.attention.ready_s:.1f} s"
     speed = f"tokens/s, one prompt at a time: {result.attention.tokens_per_s:.1f}"
     if result.stock:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ffn_faas.demo import answers, checkpoint, commands, http_client
+from ffn_faas.demo import answers, checkpoint, commands, http_client, layer_errors
 from ffn_faas.demo.answers import Answer, ServedRun
 from ffn_faas.demo.corpus import prompts
 from ffn_faas.demo.options import DemoOptions
@@ -34,6 +34,8 @@ class DemoResult:
     attention_expert_bytes: int
     remote_layers: int
     stock_expert_bytes: int
+    max_layer_error_ratio: float | None = None
+    """F's error over that of stock's kernel, in the layer where it is largest; None for the control."""
 
 
 def run_demo(options: DemoOptions) -> DemoResult:
@@ -50,6 +52,7 @@ def run_demo(options: DemoOptions) -> DemoResult:
         held, layers = _held_bytes(attention)
         f_rss = f.memory()[0]
         children.stop(attention)
+        errors = [] if options.is_control else layer_errors.layer_errors(model, f_port, options.timeout_s)
         children.stop(f, terminate=lambda: _post_stop(f_port))
         stock_run, kept = (None, False) if options.skip_stock else _stock(options, children, model)
     return DemoResult(
@@ -61,6 +64,7 @@ def run_demo(options: DemoOptions) -> DemoResult:
         attention_expert_bytes=held,
         remote_layers=layers,
         stock_expert_bytes=checkpoint.expert_bytes(model),
+        max_layer_error_ratio=max((error.ratio for error in errors), default=None),
     )
 
 

@@ -1,7 +1,7 @@
-"""Run as ``python -m tests.experts.vllm_weights MODEL_DIR OUT``: what stock vLLM's own loader puts into its layers.
+"""Run as ``python -m tests.experts.vllm_weights MODEL_DIR OUT [MODEL_DIR OUT ...]``: what vLLM's own loader loads.
 
-Builds vLLM's model for MODEL_DIR in this process, without an engine, lets vLLM's default loader load it, and saves
-each RoutedExperts layer's w13_weight and w2_weight to OUT, before vLLM brings them into its kernel's layout.
+Builds vLLM's model for each MODEL_DIR in this process, without an engine, lets vLLM's default loader load it, and saves
+each RoutedExperts layer's weights and biases to OUT, before vLLM brings them into its kernel's layout.
 """
 
 from __future__ import annotations
@@ -12,32 +12,39 @@ import torch
 from safetensors.torch import save_file
 
 
-def main(model: str, out: str) -> None:
+def main(*pairs: str) -> None:
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.network_utils import get_open_port
+
+    for model, out in zip(pairs[::2], pairs[1::2], strict=True):
+        config = EngineArgs(
+            model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64
+        ).create_engine_config()
+        with set_current_vllm_config(config):
+            if not torch.distributed.is_initialized():
+                init_distributed_environment(1, 0, f"tcp://127.0.0.1:{get_open_port()}", 0, "gloo")
+                initialize_model_parallel()
+            save_file(_weights(config), out)
+
+
+def _weights(config: object) -> dict[str, torch.Tensor]:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.utils.network_utils import get_open_port
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = EngineArgs(
-        model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64
-    ).create_engine_config()
-    with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{get_open_port()}", 0, "gloo")
-        initialize_model_parallel()
-        with set_default_torch_dtype(config.model_config.dtype):
-            network = initialize_model(config)
-        get_model_loader(config.load_config).load_weights(network, config.model_config)
+    with set_default_torch_dtype(config.model_config.dtype):
+        network = initialize_model(config)
+    get_model_loader(config.load_config).load_weights(network, config.model_config)
     weights = {}
-    for name, module in network.named_modules():
+    for module in network.modules():
         if isinstance(module, RoutedExperts):
-            layer = name.removesuffix(".routed_experts")
-            weights[f"{layer}.w13"] = module.w13_weight.detach().contiguous()
-            weights[f"{layer}.w2"] = module.w2_weight.detach().contiguous()
-    save_file(weights, out)
+            for name, parameter in module.named_parameters():
+                matrix = name.removesuffix("_weight")
+                weights[f"{module.layer_name}.{matrix}"] = parameter.detach().contiguous()
+    return weights
 
 
 if __name__ == "__main__":
