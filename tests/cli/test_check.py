@@ -94,9 +94,7 @@ def test_windows_grow_with_capacity_sessions_and_attention_ranks(
     assert figures["ranks"][0]["window_bytes"] == 3 * 2 * pair
 
 
-def test_checkpoint_headers_are_checked_when_they_are_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_headers_are_checked_when_they_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = TinyModel(dtype="float32")
     code, figures = answer(capsys, str(model.write(tmp_path, shards=2)), "--ffn-ranks", "2")
     elements = 2 * 8 * 3 * 64 * 32
