@@ -15,6 +15,7 @@ from ffn_faas.errors import ModelRefused, UsageError
 from ffn_faas.experts.kernels import choose_kernel, kernel_refusal
 from ffn_faas.experts.model_path import resolve_model
 from ffn_faas.experts.spec import MoESpec
+from ffn_faas.units import parse_size
 
 EPILOG = """\
 examples:
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--sessions", type=int, default=1, metavar="N", help="Attention instances attached at a time (%(default)s)")
     add("--attention-ranks", type=int, default=1, metavar="N", help="A ranks of each instance (%(default)s)")
+    add("--window-memory", metavar="SIZE", help="as given to serve: most memory for windows, such as 4GiB")
     add("--dtype", default="auto", choices=config.DTYPES, help="as given to serve (%(default)s)")
     add("--moe-kernel", default="auto", choices=config.MOE_KERNELS, help="as given to serve (%(default)s)")
     add("--revision", help="revision of a hub id (default: what the cache calls main)")
@@ -80,6 +82,10 @@ def _figures(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if question.ffn_ranks > spec.num_experts:
         refused.append(f"{question.ffn_ranks} F ranks for {spec.num_experts} experts: some rank would own none")
     ranks = [] if refused else plan(spec, question)
+    limit = parse_size(args.window_memory) if args.window_memory else None
+    windows = max((rank.window_bytes for rank in ranks), default=0)
+    if limit is not None and windows > limit:
+        refused.append(f"window memory: {windows} bytes are needed on each F rank, --window-memory allows {limit}")
     seen = checkpoint.look(directory, spec)
     kernel = choose_kernel(args.moe_kernel, spec)
     reasons = (seen.problem, kernel_refusal(kernel, spec, max((rank.num_experts for rank in ranks), default=1)))

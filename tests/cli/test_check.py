@@ -125,6 +125,7 @@ def test_an_index_without_its_files_is_checked_by_name(tmp_path: Path, capsys: p
         ({"quantization_config": {"quant_method": "mxfp4"}}, [], "'mxfp4'"),
         ({"architectures": ["UnheardOfForCausalLM"]}, [], "UnheardOfForCausalLM is unknown"),
         ({}, ["--ffn-ranks", "129"], "129 F ranks for 128 experts"),
+        ({}, ["--window-memory", "48MiB"], "50594560 bytes are needed on each F rank, --window-memory allows 50331648"),
         ({"hidden_size": 2040}, ["--moe-kernel", "vllm"], "hidden size divisible by 32"),
         ({"moe_intermediate_size": 1 << 14}, ["--moe-kernel", "vllm"], "cannot address 128 experts"),
     ],
