@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ffn_faas.experts.spec import MoESpec
 
 NOT_EXPERTS = ("e_score_correction_bias",)
-"""Router tensors that some checkpoints keep under the experts' prefix."""
+"""Router tensors that some checkpoints keep under the experts' prefix, and vLLM in the experts' layer."""
 WHOLE_FILE_STRATEGIES = ("eager", "prefetch", "torchao")
 
 
@@ -109,7 +109,12 @@ class Attached:
         """Report the memory, block until F is READY, join the ops to the session. Detaches when the process ends."""
         from ffn_faas.attention import ops
 
-        held = sum(tensor.numel() * tensor.element_size() for layer in layers for tensor in layer.parameters())
+        held = sum(
+            tensor.numel() * tensor.element_size()
+            for layer in layers
+            for name, tensor in layer.named_parameters()
+            if not name.endswith(NOT_EXPERTS)
+        )
         self.log.info(
             "Attention holds %d bytes of routed experts in %d remote layers; %d expert tensors were not read",
             held,

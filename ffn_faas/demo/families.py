@@ -112,11 +112,6 @@ def _block_sparse(prefix: str, shape: Shape) -> Iterator[AnySpec]:
     yield from blocks.experts(f"{prefix}.block_sparse_moe.experts", shape, MIXTRAL_NAMES)
 
 
-def _minimax_m2(prefix: str, shape: Shape) -> Iterator[AnySpec]:
-    yield blocks.correction_bias(f"{prefix}.block_sparse_moe.e_score_correction_bias", shape)
-    yield from _block_sparse(prefix, shape)
-
-
 def _granite(prefix: str, shape: Shape) -> Iterator[AnySpec]:
     path = f"{prefix}.block_sparse_moe"
     yield from blocks.router(f"{path}.router.layer", shape)
@@ -266,21 +261,6 @@ FAMILIES: Mapping[str, Family] = {
         _attention(qk_norm="head"),
         _with_correction,
         dense=_dense,
-    ),
-    "minimax_m2": Family(
-        "MiniMaxM2ForCausalLM",
-        "minimax_m2",
-        lambda shape: _by_intermediate(
-            shape,
-            "num_local_experts",
-            qk_norm_type="per_layer",
-            rotary_dim=HEAD_DIM // 2,
-            scoring_func="sigmoid",
-            use_qk_norm=True,
-            use_routing_bias=True,
-        ),
-        _attention(qk_norm="full"),
-        _minimax_m2,
     ),
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ffn_faas.errors import ModelRefused, UsageError
-from ffn_faas.experts.architectures import ARCHITECTURES, Architecture
+from ffn_faas.experts.architectures import ARCHITECTURES, NOT_RUN, Architecture
 from ffn_faas.experts.layouts import BIASES, DOWN, GATE, UP, Source, matrix_shape
 
 ELEMENT_SIZES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -145,6 +145,8 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, Architectu
     for architecture in architectures:
         if architecture in ARCHITECTURES:
             return architecture, ARCHITECTURES[architecture]
+        if architecture in NOT_RUN:
+            raise ModelRefused(f"{name}: {architecture} does not run on the Attention side: {NOT_RUN[architecture]}")
     named = ", ".join(architectures) or "no architecture"
     if not any("expert" in key for key in config):
         raise ModelRefused(f"{name} ({named}) is not a Mixture-of-Experts model: it has no routed experts to serve")

@@ -57,7 +57,11 @@ def _routed_experts(model: Any) -> list[tuple[str, str, int]]:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     return [
-        (layer.layer_name, type(layer).__name__, sum(weight.nbytes for weight in layer.parameters()))
+        (
+            layer.layer_name,
+            type(layer).__name__,
+            sum(weight.nbytes for name, weight in layer.named_parameters() if name != "e_score_correction_bias"),
+        )
         for layer in model.modules()
         if isinstance(layer, RoutedExperts)
     ]
