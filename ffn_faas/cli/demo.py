@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ffn_faas.demo.checkpoint import ARCHITECTURES
 from ffn_faas.demo.options import DemoOptions
 from ffn_faas.demo.progress import say
 from ffn_faas.errors import UsageError
@@ -37,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--arch", default="qwen3_moe", help="architecture of the checkpoint (%(default)s)")
+    add("--arch", default="qwen3_moe", help=f"{', '.join(ARCHITECTURES)} (%(default)s)")
     add("--size", metavar="SIZE", help="least size of all experts, such as 64MiB or 1GiB (default: about 6 MiB)")
     add("--ffn-ranks", type=int, default=1, metavar="M", help="F ranks; more than one start under torchrun")
     add("--moe-kernel", choices=("vllm", "torch"), default="vllm", help="F's kernel (%(default)s)")
