@@ -62,7 +62,7 @@ def layer_errors(model: Path, port: int, patience_s: float = 60.0) -> list[Layer
         for layer, name in enumerate(spec.layers):
             alone = replace(spec, layers=(name,))
             rows = _rows(spec, seed=layer)
-            exact = _exact(_filled(TorchKernel(alone), checkpoint), *rows)
+            exact = exact_rows(_filled(TorchKernel(alone), checkpoint), *rows)
             ours = run_remote(torch.ops.ffn_faas, layer, rows.hidden, rows.weights, rows.ids, None)
             stock = torch.empty(ROWS, spec.hidden_size)
             _filled(VllmKernel(alone), checkpoint).compute(0, rows.hidden, rows.ids, rows.weights, stock)
@@ -93,32 +93,31 @@ def _filled(kernel: ExpertKernel, checkpoint: Checkpoint) -> ExpertKernel:
     return kernel
 
 
-def _exact(weights_of: ExpertKernel, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """[T, H] float64, from the definition: one row and one expert at a time."""
+def exact_rows(
+    weights_of: ExpertKernel, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """[T, H] float64, from the definition; ``weights_of`` holds one layer as torch has it. One expert at a time."""
     import torch
 
     spec = weights_of.spec
-
-    def matrix(expert: int, number: int) -> torch.Tensor:
-        return weights_of.matrix_buffer(0, expert, number).double()
-
-    experts = {}
-    for expert in ids.unique().tolist():
-        experts[expert] = [matrix(expert, number) for number in spec.matrices]
     result = torch.zeros(hidden.shape, dtype=torch.float64)
-    for row, x in enumerate(hidden.double()):
-        for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):
-            gate_matrix, up_matrix, down_matrix, *biases = experts[expert]
-            gate, up = gate_matrix @ x, up_matrix @ x
-            if biases:
-                gate, up = gate + biases[0], up + biases[1]
-            if spec.activation == "silu":
-                inner = gate * torch.sigmoid(gate) * up
-            else:
-                gate, up = gate.clamp(max=SWIGLU_OAI_LIMIT), up.clamp(-SWIGLU_OAI_LIMIT, SWIGLU_OAI_LIMIT)
-                inner = gate * torch.sigmoid(SWIGLU_OAI_ALPHA * gate) * (up + 1)
-            out = down_matrix @ inner
-            result[row] += weight * (out + biases[2] if biases else out)
+    for expert in ids.unique().tolist():
+        matrices = [weights_of.matrix_buffer(0, expert, number).double() for number in spec.matrices]
+        gate_matrix, up_matrix, down_matrix, *biases = matrices
+        rows, slots = (ids == expert).nonzero(as_tuple=True)
+        x = hidden[rows].double()
+        gate, up = x @ gate_matrix.T, x @ up_matrix.T
+        if biases:
+            gate, up = gate + biases[0], up + biases[1]
+        if spec.activation == "silu":
+            inner = gate * torch.sigmoid(gate) * up
+        else:
+            gate, up = gate.clamp(max=SWIGLU_OAI_LIMIT), up.clamp(-SWIGLU_OAI_LIMIT, SWIGLU_OAI_LIMIT)
+            inner = gate * torch.sigmoid(SWIGLU_OAI_ALPHA * gate) * (up + 1)
+        out = inner @ down_matrix.T
+        if biases:
+            out = out + biases[2]
+        result.index_add_(0, rows, out * weights[rows, slots].double().unsqueeze(1))
     return result
 
 

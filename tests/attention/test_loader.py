@@ -10,8 +10,9 @@ import pytest
 from ffn_faas.afd_block import AfdBlock
 from ffn_faas.attention import loader
 from ffn_faas.attention.loader import ExpertFilter, LoaderOptions, attach_message, check_shapes, checkpoint_names
-from ffn_faas.errors import HandshakeRefused, UsageError
+from ffn_faas.errors import HandshakeRefused, ModelRefused, UsageError
 from ffn_faas.experts.spec import MoESpec
+from tests.data import TinyModel
 
 from .fake_f import FINGERPRINT
 
@@ -107,6 +108,16 @@ def test_a_layer_that_the_checkpoint_does_not_know_keeps_its_name() -> None:
 def test_two_layers_with_one_number_are_not_both_matched() -> None:
     built = ["model.layers.1.mlp.experts", "model.layers.1.mlp.vision_experts"]
     assert checkpoint_names(built, SPEC.layers) == [SPEC.layers[0], built[1]]
+
+
+def test_a_model_that_f_cannot_serve_is_refused_on_attention_in_the_same_words(tmp_path: Path) -> None:
+    config = TinyModel().config(quantization_config={"quant_method": "mxfp4"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelRefused, match="'mxfp4' cannot be served") as on_attention:
+        loader.Model.read(str(tmp_path), None, "bfloat16", dummy=False)
+    with pytest.raises(ModelRefused) as on_f:
+        MoESpec.from_model_dir(tmp_path)
+    assert str(on_attention.value) == str(on_f.value)
 
 
 def test_options_of_the_load_format() -> None:
