@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.connectors.shm import ITEM_LIMIT
 from ffn_faas.experts.spec import ELEMENT_SIZES, MoESpec
 from ffn_faas.protocol.topology import expert_range
 from ffn_faas.protocol.window import window_layout
@@ -55,7 +56,7 @@ def plan(spec: MoESpec, question: Question) -> list[RankPlan]:
                 layers=spec.num_layers,
                 weight_bytes=len(owned) * spec.num_layers * spec.expert_bytes,
                 window_bytes=question.sessions * question.attention_ranks * window_bytes(spec, question.capacity),
-                workspace_bytes=workspace_bytes(spec, question.capacity, len(owned)),
+                workspace_bytes=workspace_bytes(spec, question, len(owned)),
             )
         )
     return ranks
@@ -67,10 +68,12 @@ def window_bytes(spec: MoESpec, capacity: int) -> int:
     return window_layout(WindowGeometry(1, capacity, spec.hidden_size, spec.top_k, element)).nbytes
 
 
-def workspace_bytes(spec: MoESpec, rows: int, num_local_experts: int) -> int:
-    """Bound of what a kernel needs for an item of ``rows``: input, gate and up, activation and result of each expert.
-
-    In float32; that of a row counts once for each of its experts that can be here.
+def workspace_bytes(spec: MoESpec, question: Question, num_local_experts: int) -> int:
+    """Bound for the largest item: rows of merged posts side by side, then, in float32, input, gate and up, activation
+    and result of each expert that a row has here.
     """
-    slots = rows * min(spec.top_k, num_local_experts)
-    return slots * _F32 * (2 * spec.hidden_size + 3 * spec.intermediate_size)
+    links = question.sessions * question.attention_ranks
+    rows = min(ITEM_LIMIT, question.capacity * links)
+    merged = spec.hidden_size * (ELEMENT_SIZES[spec.dtype] + _F32) + 2 * _F32 * spec.top_k if links > 1 else 0
+    computed = min(spec.top_k, num_local_experts) * _F32 * (2 * spec.hidden_size + 3 * spec.intermediate_size)
+    return rows * (merged + computed)

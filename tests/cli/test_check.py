@@ -94,6 +94,16 @@ def test_windows_grow_with_capacity_sessions_and_attention_ranks(
     assert figures["ranks"][0]["window_bytes"] == 3 * 2 * pair
 
 
+def test_workspace_is_bounded_by_the_largest_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = directory(tmp_path, QWEN3_30B)
+    sizes = []
+    for flags in (["--capacity", "512"], ["--capacity", "4096"], ["--capacity", "65536"]):
+        _, figures = answer(capsys, model, "--ffn-ranks", "1", *flags)
+        sizes.append(figures["ranks"][0]["workspace_bytes"])
+    assert sizes[0] == 512 * 8 * 4 * (2 * 2048 + 3 * 768)
+    assert sizes[1] == sizes[2] == 8 * sizes[0]
+
+
 def test_checkpoint_headers_are_checked_when_they_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = TinyModel(dtype="float32")
     code, figures = answer(capsys, str(model.write(tmp_path, shards=2)), "--ffn-ranks", "2")
