@@ -22,11 +22,19 @@ def load() -> ModuleType:
         ) from error
 
 
-def attention_ops_library() -> Path:
-    """Path of the shared object with Attention's torch ops; raises NativeMissing when it was not built."""
+def optional_library(name: str) -> Path | None:
+    """Path of a shared object that not every installation has, such as ``m2n`` (built where nvcc is found)."""
     package = importlib.import_module("ffn_faas")
     for directory in package.__path__:
-        library = Path(directory) / "_lib" / "attention_ops.so"
+        library = Path(directory) / "_lib" / f"{name}.so"
         if library.is_file():
             return library
-    raise NativeMissing("this installation of ffn-faas was built without the Attention ops", remedy=OPS_REMEDY)
+    return None
+
+
+def attention_ops_library() -> Path:
+    """Path of the shared object with Attention's torch ops; raises NativeMissing when it was not built."""
+    library = optional_library("attention_ops")
+    if library is None:
+        raise NativeMissing("this installation of ffn-faas was built without the Attention ops", remedy=OPS_REMEDY)
+    return library

@@ -1,0 +1,70 @@
+"""A's half of the GPU data plane: dispatch to and receive from every F rank, capturable in A's own graphs."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from ffn_faas.connectors.m2n_library import Library, window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ffn_faas.connectors.base import WindowGeometry
+    from ffn_faas.connectors.m2n_window import WindowAddresses
+
+
+class M2nAttention:
+    """Device state of one A rank. Counters and window addresses live in it, so graphs survive a new session."""
+
+    def __init__(
+        self, library: Library, geometry: WindowGeometry, expert_counts: Sequence[int], timeout_s: float = 0.0
+    ) -> None:
+        """``expert_counts``: experts per layer of every F rank; a wait fails after ``timeout_s`` (0: never)."""
+        self._library = library
+        self._first = [sum(expert_counts[:rank]) for rank in range(len(expert_counts))]
+        self._handle = ctypes.c_void_p()
+        library.call(
+            "attention_create",
+            geometry.stages,
+            len(expert_counts),
+            sum(expert_counts),
+            geometry.capacity,
+            geometry.hidden_size,
+            geometry.top_k,
+            int(timeout_s * 1e9),
+            ctypes.byref(self._handle),
+        )
+
+    def set_link(self, stage: int, rank: int, addresses: WindowAddresses) -> None:
+        """The windows of one F rank."""
+        made = ctypes.byref(window(addresses))
+        self._library.call("attention_set_link", self._handle, stage, rank, made, self._first[rank])
+
+    def begin(self, epoch: int) -> None:
+        """A new session on all stages; an earlier failure is forgotten."""
+        self._library.call("attention_begin", self._handle, epoch)
+
+    def dispatch(self, stage: int, layer: int, x: int, ids: int, weights: int, rows: int, stream: int) -> None:
+        """Enqueue the post of ``rows`` rows: x bf16 [rows, H], global ids i32 [rows, K], weights f32 [rows, K]."""
+        self._library.call("attention_dispatch", self._handle, stage, layer, x, ids, weights, rows, stream)
+
+    def receive(self, stage: int, out: int, rows: int, stream: int) -> None:
+        """Enqueue the wait for every F rank and the sum into bf16 [rows, H]; NaN when the wait fails."""
+        self._library.call("attention_receive", self._handle, stage, out, rows, stream)
+
+    def stop(self, *, stopped: bool = True) -> None:
+        """Pending and later waits fail at once. Any thread; never blocks."""
+        self._library.attention_stop(self._handle, int(stopped))
+
+    def status(self, stage: int) -> str:
+        """``fine``, ``stopped`` or ``timed out``. Synchronizes the device."""
+        status = ctypes.c_uint32()
+        self._library.call("attention_status", self._handle, stage, ctypes.byref(status))
+        return ("fine", "stopped", "timed out")[status.value]
+
+    def close(self) -> None:
+        """Idempotent; nothing may be in flight."""
+        if self._handle:
+            self._library.call("attention_destroy", self._handle)
+            self._handle = ctypes.c_void_p()

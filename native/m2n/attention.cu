@@ -1,0 +1,142 @@
+// Host side of an A rank: device state of its stages, and the launches.
+#include <algorithm>
+#include <vector>
+
+#include "m2n/api.h"
+#include "m2n/host.hpp"
+#include "m2n/kernels.h"
+
+namespace ffn {
+namespace {
+
+class Attention {
+ public:
+  Attention(int stages, int links, int num_experts, int capacity, int hidden_size, int top_k, uint64_t timeout_ns)
+      : stages_(stages),
+        links_(links),
+        capacity_(capacity),
+        hidden_size_(hidden_size),
+        top_k_(top_k),
+        blocks_(multiprocessors()),
+        state_(stages),
+        slots_(static_cast<size_t>(stages) * links * capacity) {
+    if (links < 1 || links > kMaxServiceRanks) throw std::invalid_argument("1 to 64 F ranks");
+    if (hidden_size % 8 || top_k < 1 || top_k > kMaxTopK) throw std::invalid_argument("hidden_size % 8, top_k <= 32");
+    for (int i = 0; i < stages; ++i) {
+      AttentionStage stage = {};
+      stage.num_links = links;
+      stage.num_experts = num_experts;
+      stage.capacity = capacity;
+      stage.timeout_ns = timeout_ns;
+      stage.slot = slots_.get() + static_cast<size_t>(i) * links * capacity;
+      check(cudaMemcpy(state_.get() + i, &stage, sizeof stage, cudaMemcpyHostToDevice), "cudaMemcpy");
+    }
+  }
+
+  void set_link(int stage, int link, const ffn_m2n_window& window, int first_expert) {
+    bounded(stage, stages_, "stage");
+    bounded(link, links_, "link");
+    AttentionLink made = {};
+    made.dispatch_flag = static_cast<uint64_t*>(window.dispatch_flag);
+    made.dispatch_head = static_cast<int32_t*>(window.dispatch_head);
+    made.dispatch_ids = static_cast<int32_t*>(window.dispatch_ids);
+    made.dispatch_weights = static_cast<float*>(window.dispatch_weights);
+    made.dispatch_hidden = static_cast<__nv_bfloat16*>(window.dispatch_hidden);
+    made.combine_flag = static_cast<uint64_t*>(window.combine_flag);
+    made.combine_partial = static_cast<__nv_bfloat16*>(window.combine_partial);
+    made.first_expert = first_expert;
+    check(cudaMemcpy(&state_.get()[stage].links[link], &made, sizeof made, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+
+  void begin(uint64_t epoch) {
+    const uint64_t flag = epoch << 40;
+    const uint32_t status = 0;
+    for (int i = 0; i < stages_; ++i) {
+      check(cudaMemcpy(&state_.get()[i].flag, &flag, sizeof flag, cudaMemcpyHostToDevice), "cudaMemcpy");
+      check(cudaMemcpy(&state_.get()[i].status, &status, sizeof status, cudaMemcpyHostToDevice), "cudaMemcpy");
+    }
+    stop(0);
+  }
+
+  void dispatch(int stage, const DispatchCall& call, cudaStream_t stream) {
+    bounded(stage, stages_, "stage");
+    if (call.rows < 0 || call.rows > capacity_) throw std::invalid_argument("more rows than the window holds");
+    DispatchCall complete = call;
+    complete.hidden_size = hidden_size_;
+    complete.top_k = top_k_;
+    const int blocks = std::max(1, std::min(call.rows, blocks_ * 4));
+    check(launch_dispatch(stream, blocks, state_.get() + stage, complete), "dispatch");
+  }
+
+  void receive(int stage, void* out, int rows, cudaStream_t stream) {
+    bounded(stage, stages_, "stage");
+    check(launch_wait_replies(stream, state_.get() + stage, stop_.device()), "wait");
+    if (rows == 0) return;
+    const int blocks = std::min((rows * (hidden_size_ / 8) + 255) / 256, blocks_ * 8);
+    check(launch_sum(stream, blocks, state_.get() + stage, {static_cast<__nv_bfloat16*>(out), rows, hidden_size_}),
+          "sum");
+  }
+
+  void stop(uint32_t value) { *const_cast<volatile uint32_t*>(stop_.host()) = value; }
+
+  uint32_t status(int stage) {
+    bounded(stage, stages_, "stage");
+    uint32_t status = 0;
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check(cudaMemcpy(&status, &state_.get()[stage].status, sizeof status, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return status;
+  }
+
+ private:
+  static void bounded(int value, int limit, const char* name) {
+    if (value < 0 || value >= limit) throw std::invalid_argument(std::string(name) + " out of bounds");
+  }
+
+  int stages_, links_, capacity_, hidden_size_, top_k_, blocks_;
+  DeviceArray<AttentionStage> state_;
+  DeviceArray<int32_t> slots_;
+  PinnedValue<uint32_t> stop_;
+};
+
+Attention& as_attention(void* p) { return *static_cast<Attention*>(p); }
+
+}  // namespace
+}  // namespace ffn
+
+using ffn::as_attention;
+using ffn::guarded;
+
+int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity, int32_t hidden_size,
+                             int32_t top_k, uint64_t timeout_ns, void** attention) {
+  return guarded(
+      [&] { *attention = new ffn::Attention(stages, links, num_experts, capacity, hidden_size, top_k, timeout_ns); });
+}
+int ffn_m2n_attention_destroy(void* attention) {
+  return guarded([&] { delete static_cast<ffn::Attention*>(attention); });
+}
+int ffn_m2n_attention_set_link(void* attention, int32_t stage, int32_t link, const ffn_m2n_window* window,
+                               int32_t first_expert) {
+  return guarded([&] { as_attention(attention).set_link(stage, link, *window, first_expert); });
+}
+int ffn_m2n_attention_begin(void* attention, uint64_t epoch) {
+  return guarded([&] { as_attention(attention).begin(epoch); });
+}
+int ffn_m2n_attention_dispatch(void* attention, int32_t stage, int32_t layer, const void* device_x,
+                               const void* device_ids, const void* device_weights, int32_t rows, void* stream) {
+  return guarded([&] {
+    ffn::DispatchCall call = {};
+    call.x = static_cast<const __nv_bfloat16*>(device_x);
+    call.ids = static_cast<const int32_t*>(device_ids);
+    call.weights = static_cast<const float*>(device_weights);
+    call.rows = rows;
+    call.layer = layer;
+    as_attention(attention).dispatch(stage, call, static_cast<cudaStream_t>(stream));
+  });
+}
+int ffn_m2n_attention_receive(void* attention, int32_t stage, void* device_out, int32_t rows, void* stream) {
+  return guarded([&] { as_attention(attention).receive(stage, device_out, rows, static_cast<cudaStream_t>(stream)); });
+}
+void ffn_m2n_attention_stop(void* attention, uint32_t stop) { as_attention(attention).stop(stop); }
+int ffn_m2n_attention_status(void* attention, int32_t stage, uint32_t* status) {
+  return guarded([&] { *status = as_attention(attention).status(stage); });
+}

@@ -1,0 +1,54 @@
+// What one A rank keeps in device memory for one stage: captured graphs hold its address and survive a new session.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace ffn {
+
+constexpr int kMaxServiceRanks = 64;
+
+// The windows of one F rank, written by the host when a session begins.
+struct AttentionLink {
+  uint64_t* dispatch_flag;  // in F's memory, like all dispatch_*
+  int32_t* dispatch_head;
+  int32_t* dispatch_ids;
+  float* dispatch_weights;
+  __nv_bfloat16* dispatch_hidden;
+  const uint64_t* combine_flag;
+  const __nv_bfloat16* combine_partial;
+  int32_t first_expert;  // global id of its first expert
+  int32_t rows;          // rows sent so far in the post being written
+};
+
+struct AttentionStage {
+  AttentionLink links[kMaxServiceRanks];
+  int32_t num_links;
+  int32_t num_experts;  // global
+  int32_t capacity;
+  uint32_t arrivals;
+  uint64_t flag;        // of the post outstanding or answered last; epoch << 40 before the first
+  uint64_t timeout_ns;  // of a wait; 0 = none
+  uint32_t status;      // 0 = fine, 1 = stopped, 2 = timed out; sticks until a new session
+  uint32_t unused;
+  int32_t* slot;  // [links, capacity] place of a row in the post to each F rank, -1 = not sent
+};
+
+struct DispatchCall {
+  const __nv_bfloat16* x;  // [rows, hidden_size]
+  const int32_t* ids;      // [rows, top_k] global ids, -1 = no expert
+  const float* weights;    // [rows, top_k]
+  int32_t rows;
+  int32_t hidden_size;
+  int32_t top_k;
+  int32_t layer;
+};
+
+struct SumCall {
+  __nv_bfloat16* out;  // [rows, hidden_size]
+  int32_t rows;
+  int32_t hidden_size;
+};
+
+}  // namespace ffn

@@ -1,0 +1,80 @@
+// Errors and owners shared by the host side: the C border turns exceptions into text.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace ffn {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+std::string& last_error();
+
+template <typename F>
+int guarded(F&& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+    return 1;
+  }
+}
+
+// Device memory from cudaMalloc, zeroed.
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(size_t count) : bytes_(count * sizeof(T)) {
+    if (bytes_ == 0) return;
+    check(cudaMalloc(&data_, bytes_), "cudaMalloc");
+    check(cudaMemset(data_, 0, bytes_), "cudaMemset");
+  }
+  DeviceArray(DeviceArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { (void)cudaFree(data_); }
+  T* get() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  T* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Host memory that kernels read and write while the host does.
+template <typename T>
+class PinnedValue {
+ public:
+  PinnedValue() {
+    check(cudaHostAlloc(&host_, sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+    *host_ = T{};
+    check(cudaHostGetDevicePointer(&device_, host_, 0), "cudaHostGetDevicePointer");
+  }
+  PinnedValue(const PinnedValue&) = delete;
+  PinnedValue& operator=(const PinnedValue&) = delete;
+  ~PinnedValue() { (void)cudaFreeHost(host_); }
+  T* host() const { return host_; }
+  T* device() const { return device_; }
+
+ private:
+  T* host_ = nullptr;
+  T* device_ = nullptr;
+};
+
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+}  // namespace ffn
