@@ -15,6 +15,7 @@ from ffn_faas.experts.architectures import ARCHITECTURES
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.kernels import choose_kernel, create_kernel
+from ffn_faas.experts.kernels.native_kernel import NativeKernel
 from ffn_faas.experts.kernels.torch_kernel import TorchKernel
 from ffn_faas.experts.layouts import BIASES, DOWN, DOWN_BIAS, GATE, GATE_BIAS, UP, UP_BIAS
 from ffn_faas.experts.loader import StorageAccount, load_experts
@@ -176,6 +177,19 @@ def test_transposed_experts_are_turned(tmp_path: Path) -> None:
         assert torch.equal(kernel.matrix_buffer(1, expert, GATE), gate_up[expert, :, :INTER].t())
         assert torch.equal(kernel.matrix_buffer(1, expert, UP), gate_up[expert, :, INTER:].t())
         assert torch.equal(kernel.matrix_buffer(1, expert, DOWN), down[expert].t())
+
+
+def test_kernels_that_pack_while_they_load_get_the_same_matrices(tmp_path: Path) -> None:
+    spec = tiny("Llama4ForCausalLM", num_hidden_layers=1)
+    prefix = "model.layers.0.feed_forward.experts"
+    gate_up, down = random(EXPERTS, HIDDEN, 2 * INTER), random(EXPERTS, INTER, HIDDEN)
+    write_tensors(tmp_path, {f"{prefix}.gate_up_proj": gate_up, f"{prefix}.down_proj": down})
+    kernel = NativeKernel(spec, threads=1)
+    load_experts(spec, Checkpoint.open(tmp_path), range(1, 4), kernel, lambda done, total: None)
+    for local, expert in enumerate(range(1, 4)):
+        assert torch.equal(kernel.unpacked(0, local, GATE), gate_up[expert, :, :INTER].t())
+        assert torch.equal(kernel.unpacked(0, local, UP), gate_up[expert, :, INTER:].t())
+        assert torch.equal(kernel.unpacked(0, local, DOWN), down[expert].t())
 
 
 def gpt_oss(tmp_path: Path, experts: range) -> tuple[TorchKernel, StorageAccount, dict[str, torch.Tensor]]:
