@@ -38,11 +38,12 @@ def register_with_vllm() -> None:
 
     try:
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+        hooked = (RoutedExperts, *own_routed_experts())
     except ImportError as error:
         log.warning("ffn_faas: vllm %s has no layer to hook (%s)", vllm_version(), error)
         remote: tuple[type, ...] = ()
     else:
-        hooked = (RoutedExperts, *own_routed_experts())
         remote = tuple(remote_routed_experts(base) for base in hooked)
         for base, layer in zip(hooked, remote, strict=True):
             base.register_oot(layer)

@@ -39,6 +39,7 @@ def environment(**extra: str) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         **extra,
     }
 
