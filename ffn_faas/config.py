@@ -53,6 +53,10 @@ class ServeConfig:
     launched: bool = False
     """Whether a launcher (torchrun) started this process."""
     seed: int = 0
+    device_ids: tuple[int, ...] = ()
+    """GPU of each local rank, as indices into what CUDA_VISIBLE_DEVICES leaves; () = by local rank."""
+    share_device: bool = False
+    enforce_eager: bool = False
 
     @property
     def listen_port(self) -> int:

@@ -208,11 +208,11 @@ class AttentionSession:
             client, geometry = self.client, self._geometry
         if client is None or geometry is None or link.granted is None:
             return
-        offer = WindowOffer(message.broker, message.ticket, message.nbytes)
+        offer = WindowOffer(message.broker, message.ticket, message.nbytes, message.dispatch)
         try:
             arena = self._data_plane.fetch_windows(offer, geometry, link.granted.epoch, 10.0)
             client.set_link(link.rank, arena)
-            link.send(WindowsMapped())
+            link.send(WindowsMapped(combine=getattr(arena, "combine", None)))
         except (FfnError, OSError) as error:
             with self._changed:
                 self._fail(SessionLost(f"the windows of {link} cannot be mapped: {error}"))

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from ffn_faas.config import ServeConfig
     from ffn_faas.experts.spec import MoESpec
 
-BUILT_IN = {"cpu": ("ffn_faas.backends.cpu", "CpuBackend")}
+BUILT_IN = {
+    "cpu": ("ffn_faas.backends.cpu", "CpuBackend"),
+    "gpu-deepep-m2n": ("ffn_faas.backends.gpu", "GpuBackend"),
+}
 PLANNED = {
-    "gpu-deepep-m2n": "NVIDIA, M2N windows over NVLink",
     "npu-async-cam": "Ascend, Async CAM",
 }
 

@@ -21,6 +21,8 @@ class FFNBackend(ABC):
     """
 
     name: str
+    transport: str = "shm"
+    """What A has to speak (protocol.messages.Attach)."""
     kernel_name: str
     """Which expert kernel computes, for logs and /status; set when the backend is made."""
 

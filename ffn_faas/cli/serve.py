@@ -63,7 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--enable-elastic-ep", action="store_true", help=argparse.SUPPRESS)
     add("--eplb-config", default="{}", help=argparse.SUPPRESS)
     add("--additional-config", default="{}", metavar="JSON", help='the "afd" block, role "ffn"; also dotted')
-    add("--backend", default="cpu", help="cpu (default), or one registered by a package")
+    add("--backend", default="cpu", help="cpu (default), gpu-deepep-m2n (NVIDIA), or one registered by a package")
+    add("--device-ids", metavar="LIST", help="GPU of each local rank, such as 0,1, among those that are visible")
+    add("--share-device", action="store_true", help="allow two F ranks, or A and F, on one GPU (functional tests only)")
+    add("--enforce-eager", action="store_true", help="gpu: the same kernels without a graph, the same bits")
+    add("--compilation-config", default="{}", metavar="JSON", help='gpu: cudagraph_mode "FULL" (default) or "NONE"')
     add(
         "--moe-kernel",
         default="auto",
@@ -135,6 +139,9 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             window_memory=parse_size(args.window_memory) if args.window_memory else None,
             load_format=args.load_format,
             seed=args.seed,
+            device_ids=_device_ids(args.device_ids),
+            share_device=args.share_device,
+            enforce_eager=args.enforce_eager or _graphs_off(_json(args.compilation_config)),
             backend=args.backend,
             moe_kernel=args.moe_kernel,
             log_json=args.log_json,
@@ -189,6 +196,24 @@ def _from_environment(parser: argparse.ArgumentParser) -> list[str]:
         elif value.lower() in ("1", "true", "yes"):
             arguments.append(option)
     return arguments
+
+
+def _device_ids(text: str | None) -> tuple[int, ...]:
+    try:
+        ids = tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        ids = (-1,)
+    if min(ids, default=0) < 0:
+        raise UsageError(f"--device-ids is {text!r}, indices of GPUs such as 0,1 are needed")
+    return ids
+
+
+def _graphs_off(compilation: dict[str, Any]) -> bool:
+    """Of --compilation-config only ``cudagraph_mode`` means something to F: one full graph, or none."""
+    mode = str(compilation.get("cudagraph_mode", "FULL")).upper()
+    if mode not in ("FULL", "FULL_DECODE_ONLY", "NONE"):
+        raise UsageError(f"cudagraph_mode {mode} is not known to F", remedy="FULL or NONE")
+    return mode == "NONE"
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ RETIRED = {
 
 HARMLESS: dict[str, int] = {
     "--trust-remote-code": 0,
-    "--enforce-eager": 0,
     "--disable-log-stats": 0,
     "--disable-log-requests": 0,
     "--no-enable-prefix-caching": 0,
@@ -37,7 +36,6 @@ HARMLESS: dict[str, int] = {
     "--tokenizer": 1,
     "--tokenizer-mode": 1,
     "--distributed-executor-backend": 1,
-    "--compilation-config": 1,
     "--api-server-count": 1,
     "--swap-space": 1,
 }

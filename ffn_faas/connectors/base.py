@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ffn_faas.errors import HandshakeRefused
+
+if TYPE_CHECKING:
+    from ffn_faas.protocol.messages import DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class WindowOffer:
     broker: str
     ticket: str
     nbytes: int
+    dispatch: DeviceMemory | None = None
+    """Transport m2n: where A's posts go, in F's GPU memory; there is no broker then."""
 
 
 class Item(ABC):
@@ -66,9 +73,13 @@ class FFNConnector(ABC):
         Raises ResourceError when the memory cannot be had.
         """
 
+    def accept_reply(self, link: int, combine: DeviceMemory) -> None:  # noqa: ARG002
+        """The peer's own windows, before ``activate_link``; transports that have none refuse them. May block."""
+        raise HandshakeRefused(f"transport {self.transport} takes no windows from Attention")
+
     @abstractmethod
     def activate_link(self, link: int) -> None:
-        """The peer has mapped the windows: from now on its posts are received."""
+        """The peer has mapped the windows: from now on its posts are received. May block for some milliseconds."""
 
     @abstractmethod
     def close_link(self, link: int) -> None:

@@ -130,7 +130,7 @@ class AttachedRank:
             elif isinstance(event, Layers):
                 await self._layers(event)
             elif isinstance(event, WindowsMapped):
-                await self._windows_mapped()
+                await self._windows_mapped(event)
             else:
                 await frames.refuse(self._socket, f"unexpected message {event.type}")
                 return f"it sent {event.type} out of turn"
@@ -175,13 +175,15 @@ class AttachedRank:
         self._link.window, offer = await asyncio.to_thread(
             connector.open_link, self._geometry, self._session.epoch, [owned] * len(spec.layers)
         )
-        await frames.send(self._socket, Windows(broker=offer.broker, ticket=offer.ticket, nbytes=offer.nbytes))
+        await frames.send(self._socket, Windows(**vars(offer)))
 
-    async def _windows_mapped(self) -> None:
+    async def _windows_mapped(self, mapped: WindowsMapped) -> None:
         connector = self._state.connector
         if connector is None or self._link.window is None or self._link.attached:
             return
-        connector.activate_link(self._link.window)
+        if mapped.combine is not None:
+            await asyncio.to_thread(connector.accept_reply, self._link.window, mapped.combine)
+        await asyncio.to_thread(connector.activate_link, self._link.window)
         self._link.attached = True
         self._state.sessions.attached_total += 1
         await frames.send(self._socket, Attached())

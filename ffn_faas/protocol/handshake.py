@@ -23,6 +23,7 @@ class Offer:
     host: HostIdentity
     num_ffn_ranks: int
     max_capacity: int
+    transport: str = "shm"
 
 
 def refusal(attach: Attach, offer: Offer) -> str | None:
@@ -45,6 +46,11 @@ def refusal(attach: Attach, offer: Offer) -> str | None:
         return (
             f"capacity: Attention requires windows of {attach.capacity} rows (connector_extra_config.capacity), "
             f"F grants at most {offer.max_capacity} (--max-num-batched-tokens); lower the one or raise the other"
+        )
+    if attach.transport != offer.transport:
+        return (
+            f"transport: Attention uses {attach.transport}, F uses {offer.transport}; "
+            "F's --backend decides: cpu has shm, gpu-deepep-m2n has m2n"
         )
     if attach.host != offer.host:
         return (

@@ -63,7 +63,7 @@ class Attach(Message):
     """Rows a window should hold."""
     capacity_is_required: bool = False
     """True when a user asked for exactly this capacity: F then refuses instead of granting less."""
-    transport: Literal["shm"] = "shm"
+    transport: Literal["shm", "m2n"] = "shm"
     host: HostIdentity
     fingerprint: Fingerprint
 
@@ -106,6 +106,17 @@ class LayersAccepted(Message):
     """F's index of each name; this is the layer number that posts carry."""
 
 
+class DeviceMemory(Message):
+    """Where a peer finds windows in GPU memory (transport m2n; connectors.m2n_window says what lies in them)."""
+
+    handle: str = Field(pattern="^[0-9a-f]{128}$")
+    """CUDA IPC handle of the allocation."""
+    offset: int = Field(ge=0)
+    nbytes: int = Field(ge=1)
+    device: str = Field(pattern="^[0-9a-f]{32}$")
+    """UUID of the GPU; indices differ from process to process."""
+
+
 class Windows(Message):
     """F has made the windows of this (A rank, F rank) pair; A fetches their file descriptor and maps them."""
 
@@ -115,10 +126,14 @@ class Windows(Message):
     ticket: str
     """Proves to the broker which windows are meant; used once."""
     nbytes: int
+    dispatch: DeviceMemory | None = None
+    """Transport m2n, which has no broker and no ticket: A's posts go here."""
 
 
 class WindowsMapped(Message):
     type: Literal["windows_mapped"] = "windows_mapped"
+    combine: DeviceMemory | None = None
+    """Transport m2n: F's answers go here, in A's memory."""
 
 
 class Attached(Message):

@@ -105,6 +105,7 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         host=host_identity(),
         num_ffn_ranks=config.world.size,
         max_capacity=config.max_num_batched_tokens,
+        transport=backend.transport,
     )
     world = _world(config, lifecycle, stop)
     owned = expert_range(spec.num_experts, config.world.size, config.world.rank)
