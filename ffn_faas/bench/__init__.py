@@ -1,0 +1,1 @@
+"""Measurements of one remote layer, one module for each backend; imported by the ``bench`` command."""
