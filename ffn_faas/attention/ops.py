@@ -1,7 +1,10 @@
 """The two torch ops between A and F, ``torch.ops.ffn_faas.dispatch`` and ``combine``: opaque nodes in every graph.
 
-    ticket = dispatch(x, topk_weights, topk_ids, layer)            sends, returns at once
-    out = combine(ticket, x, topk_weights, topk_ids, layer)        waits for all F ranks
+    ticket = dispatch(x, topk_weights, topk_ids, layer, part=0, parts=1)            sends, returns at once
+    out = combine(ticket, x, topk_weights, topk_ids, layer, part=0, parts=1)        waits for all F ranks
+
+With ``parts`` > 1 only rows [part * c, min(T, (part + 1) * c)) of the inputs are sent, c = ceil(T / parts), and out
+has c rows; rows that the inputs do not have are zero. A part without rows is a post too.
 
 x [T, H] bf16, f16 or f32 on the CPU; topk_weights [T, K] (made f32); topk_ids [T, K] i32 or i64 global expert ids, -1 =
 no expert; layer: the handle that ``AttentionClient.set_layers`` numbers; ticket i64 [2] = stage, T; out like x. Their
@@ -67,11 +70,21 @@ def _register_fakes() -> None:
     import torch
 
     @torch.library.register_fake("ffn_faas::dispatch")
-    def _dispatch(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer: int) -> torch.Tensor:
+    def _dispatch(
+        x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer: int, part: int = 0, parts: int = 1
+    ) -> torch.Tensor:
         return x.new_empty((2,), dtype=torch.int64)
 
     @torch.library.register_fake("ffn_faas::combine")
     def _combine(
-        ticket: torch.Tensor, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer: int
+        ticket: torch.Tensor,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        layer: int,
+        part: int = 0,
+        parts: int = 1,
     ) -> torch.Tensor:
+        if parts > 1:
+            return x.new_empty(((x.shape[0] + parts - 1) // parts, x.shape[1]))
         return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -75,14 +75,57 @@ def test_the_ops_are_opaque_nodes_in_order_in_a_compiled_graph_of_any_size(world
         assert torch.equal(compiled(*arguments), expected(*arguments))
 
 
-def test_the_fake_kernels_agree_with_the_real_ones(world: World) -> None:
+@pytest.mark.parametrize("world", ["bfloat16"], indirect=True)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 8, 21, 50])
+def test_parts_of_the_rows_give_bit_for_bit_what_all_rows_give(world: World, rows: int, parts: int) -> None:
+    arguments = inputs(world, rows)
+    whole = torch.ops.ffn_faas.combine(torch.ops.ffn_faas.dispatch(*arguments, 1), *arguments, 1)
+    answers = []
+    for part in range(parts):
+        ticket = torch.ops.ffn_faas.dispatch(*arguments, 1, part, parts)
+        answers.append(torch.ops.ffn_faas.combine(ticket, *arguments, 1, part, parts))
+    assert {len(answer) for answer in answers} == {-(-rows // parts)}
+    gathered = torch.cat(answers)
+    assert torch.equal(gathered[:rows].view(torch.int16), whole.view(torch.int16))
+    assert not gathered[rows:].any()
+
+
+def test_a_part_without_rows_is_a_post_too(world: World) -> None:
+    arguments = inputs(world, 1)
+    ticket = torch.ops.ffn_faas.dispatch(*arguments, 1, 1, 2)
+    out = torch.ops.ffn_faas.combine(ticket, *arguments, 1, 1, 2)
+    assert world.client.counters()["posts"] == 1
+    assert [len(rank.seen.rows[0]) for rank in world.ranks] == [0, 0]
+    assert torch.equal(out, torch.zeros(1, 24))
+
+
+def test_a_part_that_does_not_exist_is_refused(world: World) -> None:
+    with pytest.raises(RuntimeError, match="no part 2 of 2 parts"):
+        torch.ops.ffn_faas.dispatch(*inputs(world, 3), 1, 2, 2)
+
+
+@pytest.mark.parametrize("world", ["bfloat16"], indirect=True)
+def test_a_part_is_taken_in_a_compiled_graph_of_any_size(world: World) -> None:
+    def last_half(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        ticket = torch.ops.ffn_faas.dispatch(x, weights, ids, 1, 1, 2)
+        return torch.ops.ffn_faas.combine(ticket, x, weights, ids, 1, 1, 2) * 2
+
+    compiled = torch.compile(last_half, fullgraph=True, dynamic=True)
+    for rows in (5, 1, 8, 41, 2):
+        arguments = inputs(world, rows, seed=rows)
+        assert torch.equal(compiled(*arguments), last_half(*arguments))
+
+
+@pytest.mark.parametrize("parts", [(), (0, 2), (1, 2)])
+def test_the_fake_kernels_agree_with_the_real_ones(world: World, parts: tuple[int, ...]) -> None:
     arguments = inputs(world, 3)
-    ticket = torch.ops.ffn_faas.dispatch(*arguments, 1)
-    out = torch.ops.ffn_faas.combine(ticket, *arguments, 1)
+    ticket = torch.ops.ffn_faas.dispatch(*arguments, 1, *parts)
+    out = torch.ops.ffn_faas.combine(ticket, *arguments, 1, *parts)
     with torch._subclasses.FakeTensorMode() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in arguments]
-        fake_ticket = torch.ops.ffn_faas.dispatch(*fakes, 1)
-        fake_out = torch.ops.ffn_faas.combine(fake_ticket, *fakes, 1)
+        fake_ticket = torch.ops.ffn_faas.dispatch(*fakes, 1, *parts)
+        fake_out = torch.ops.ffn_faas.combine(fake_ticket, *fakes, 1, *parts)
     for real, fake in ((ticket, fake_ticket), (out, fake_out)):
         assert (real.shape, real.dtype, real.stride(), real.device) == (
             fake.shape,
