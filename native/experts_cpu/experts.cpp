@@ -17,7 +17,9 @@ namespace {
 constexpr int64_t kRing = 3;         // jobs whose activations are kept: one being written, one read, one between
 constexpr int64_t kRowsOfJob = 192;  // bounds scratch memory; weights are read again for every so many rows
 constexpr int64_t kTaskBytes = 96 << 10;
-constexpr int64_t kWidenFrom = 3;  // blocks of rows that make a widened copy of a panel worth its cost
+constexpr int64_t kManyBlocks = 3;   // of rows: from here on k is cut for the caches
+constexpr int64_t kManyPanels = 8;   // of a task then: as often are rows read from cache rather than from memory
+constexpr int64_t kManyPairs = 128;  // of k: a block's rows and a panel of so many stay in L1
 
 void wait_for(const std::atomic<int64_t>& done, int64_t wanted) {
   for (int spins = 0; done.load(std::memory_order_acquire) < wanted; ++spins) {
@@ -43,7 +45,6 @@ Experts::Experts(int64_t layers, int64_t experts, const Layout& layout, int thre
       path_(choose_path(layout.type, path)),
       x_row_bytes_(ceil_div(layout.hidden, kChunk) * kChunk * path_.activation_size),
       activation_row_bytes_(layout.gate_up_panels * kChunk * path_.activation_size),
-      panels_of_down_task_(std::max<int64_t>(1, kTaskBytes / layout.down_panel_bytes)),
       weights_(layers * experts * layout.expert_bytes),
       scratch_(threads),
       counts_(experts + 1),
@@ -129,11 +130,10 @@ void Experts::plan(int64_t layer) {
   }
   reserve(largest);
   const int64_t jobs = jobs_.size();
-  const int64_t down_tasks = ceil_div(layout_.down_panels, panels_of_down_task_);
   int64_t tasks = 0;
   const auto add = [&](bool is_down, int64_t job) {
     if (job < 0 || job >= jobs) return;
-    stages_.push_back({is_down, job, tasks, is_down ? down_tasks : layout_.gate_up_panels});
+    stages_.push_back({is_down, job, tasks, ceil_div(panels(is_down), panels_per_task(is_down, jobs_[job]))});
     tasks += stages_.back().tasks;
   };
   // A job's down stands one gate_up after its own gate_up, so that hardly anything is ever waited for.
@@ -155,10 +155,8 @@ void Experts::reserve(int64_t rows) {
   rows = std::min(kRowsOfJob, std::max(rows, 2 * reserved_rows_));
   for (Scratch& scratch : scratch_) {
     scratch.x = std::make_unique<Memory>(rows * x_row_bytes_);
-    if (path_.widen != nullptr && scratch.wide == nullptr) {
-      const int64_t pairs = std::max(layout_.hidden_pairs, layout_.inter_pairs);
-      scratch.wide = std::make_unique<Memory>(pairs * 4 * kColumns * sizeof(float));
-    }
+    if (path_.finish_down == nullptr) continue;
+    scratch.sums = std::make_unique<Memory>(kManyPanels * rows * 2 * kColumns * sizeof(float));
   }
   activations_ = std::make_unique<Memory>(kRing * rows * activation_row_bytes_);
   reserved_rows_ = rows;
@@ -175,28 +173,36 @@ Experts::Block Experts::block(const Job& job, int64_t index) const {
   return {begin, static_cast<int>(job.rows * (index + 1) / count - begin)};
 }
 
-const char* Experts::first_panel(const Stage& stage, int64_t task) const {
-  const char* weights = jobs_[stage.job].weights;
-  if (!stage.down) return weights + task * layout_.gate_up_panel_bytes;
-  return weights + layout_.gate_up_panels * layout_.gate_up_panel_bytes +
-         task * panels_of_down_task_ * layout_.down_panel_bytes;
+bool Experts::many(const Job& job) const { return path_.finish_down != nullptr && blocks(job) >= kManyBlocks; }
+
+int64_t Experts::panels_per_task(bool down, const Job& job) const {
+  if (many(job)) return kManyPanels;
+  return std::max<int64_t>(1, kTaskBytes / (down ? layout_.down_panel_bytes : layout_.gate_up_panel_bytes));
+}
+
+const char* Experts::panel(bool down, const Job& job, int64_t index) const {
+  if (!down) return job.weights + index * layout_.gate_up_panel_bytes;
+  return job.weights + layout_.gate_up_panels * layout_.gate_up_panel_bytes + index * layout_.down_panel_bytes;
 }
 
 // Takes one task ahead, so that its first panel can be fetched while the one before is computed.
 void Experts::work(int worker) {
   const int64_t tasks = stages_.back().first_task + stages_.back().tasks;
-  size_t current_stage = 0, next_stage = 0;
+  size_t next_stage = 0;
   const auto claim = [&] {
     const int64_t task = cursor_.fetch_add(1, std::memory_order_relaxed);
     while (task < tasks && task >= stages_[next_stage].first_task + stages_[next_stage].tasks) ++next_stage;
     return task;
   };
   for (int64_t task = claim(); task < tasks;) {
-    current_stage = next_stage;
+    const Stage& stage = stages_[next_stage];
     const int64_t upcoming = claim();
-    const char* next =
-        upcoming < tasks ? first_panel(stages_[next_stage], upcoming - stages_[next_stage].first_task) : nullptr;
-    const Stage& stage = stages_[current_stage];
+    const char* next = nullptr;
+    if (upcoming < tasks) {
+      const Stage& after = stages_[next_stage];
+      const Job& job = jobs_[after.job];
+      next = panel(after.down, job, (upcoming - after.first_task) * panels_per_task(after.down, job));
+    }
     run_task(scratch_[worker], stage, task - stage.first_task, next);
     task = upcoming;
   }
@@ -205,76 +211,106 @@ void Experts::work(int worker) {
 void Experts::run_task(Scratch& scratch, const Stage& stage, int64_t task, const char* next) {
   const int64_t number = stage.job;
   const Job& job = jobs_[number];
-  const int64_t down_tasks = ceil_div(layout_.down_panels, panels_of_down_task_);
-  const char* weights = first_panel(stage, task);
-  if (!stage.down) {
-    if (number >= kRing) wait_for(done_[2 * (number - kRing) + 1], down_tasks);
-    gate_up(scratch, job, number, {weights, next ? next : weights, task});
-    done_[2 * number].fetch_add(1, std::memory_order_release);
-    return;
+  if (stage.down) {
+    wait_for(done_[2 * number], layout_.gate_up_panels);
+    if (number > 0) wait_for(done_[2 * (number - 1) + 1], layout_.down_panels);
+  } else {
+    if (number >= kRing) wait_for(done_[2 * (number - kRing) + 1], layout_.down_panels);
+    gather(scratch, job, number);
   }
-  wait_for(done_[2 * number], layout_.gate_up_panels);
-  if (number > 0) wait_for(done_[2 * (number - 1) + 1], down_tasks);
-  const int64_t end = std::min(layout_.down_panels, (task + 1) * panels_of_down_task_);
-  for (int64_t index = task * panels_of_down_task_; index < end; ++index, weights += layout_.down_panel_bytes) {
-    const char* after = index + 1 < end ? weights + layout_.down_panel_bytes : next;
-    down(scratch, job, number, {weights, after ? after : weights, index});
+  const int64_t step = panels_per_task(stage.down, job);
+  const int64_t begin = task * step, end = std::min(panels(stage.down), begin + step);
+  if (many(job)) {
+    many_rows(scratch, stage, begin, end, next);
+  } else {
+    for (int64_t index = begin; index < end; ++index) {
+      few_rows(scratch, stage, index, index + 1 < end ? panel(stage.down, job, index + 1) : next);
+    }
   }
-  done_[2 * number + 1].fetch_add(1, std::memory_order_release);
+  done_[2 * number + stage.down].fetch_add(end - begin, std::memory_order_release);
 }
 
-void Experts::gate_up(Scratch& scratch, const Job& job, int64_t number, const Panel& panel) {
+void Experts::gather(Scratch& scratch, const Job& job, int64_t number) {
+  if (scratch.gathered == number) return;
+  for (int64_t i = 0; i < blocks(job); ++i) {
+    const Block part = block(job, i);
+    path_.gather(item_->hidden, layout_.hidden, rows_.data() + job.begin + part.begin, part.rows,
+                 scratch.x->data() + part.begin * x_row_bytes_);
+  }
+  scratch.gathered = number;
+}
+
+const char* Experts::input(const Scratch& scratch, const Stage& stage, const Block& part) const {
+  return stage.down ? activations(stage.job) + part.begin * activation_row_bytes_
+                    : scratch.x->data() + part.begin * x_row_bytes_;
+}
+
+char* Experts::output(const Stage& stage, const Block& part, int64_t index) const {
+  return activations(stage.job) + part.begin * activation_row_bytes_ +
+         index * part.rows * kChunk * path_.activation_size;
+}
+
+Target Experts::target(const Job& job, const Block& part, int64_t index) const {
+  const int64_t column = index * 2 * kColumns, slot = job.begin + part.begin;
+  return {item_->partial + column, layout_.hidden,        std::min(2 * kColumns, layout_.hidden - column),
+          rows_.data() + slot,     scales_.data() + slot, first_.data() + slot};
+}
+
+// Weights are widened on their way into registers, and read once.
+void Experts::few_rows(Scratch& scratch, const Stage& stage, int64_t index, const char* next) {
+  const Job& job = jobs_[stage.job];
+  const char* weights = panel(stage.down, job, index);
+  for (int64_t i = 0, count = blocks(job); i < count; ++i) {
+    const Block part = block(job, i);
+    const void* after = i + 1 == count && next != nullptr ? next : weights;
+    const char* x = input(scratch, stage, part);
+    if (stage.down) {
+      path_.down[part.rows - 1](weights, layout_.inter_pairs, x, target(job, part, index), after);
+    } else {
+      path_.gate_up[part.rows - 1](weights, layout_.hidden_pairs, x, output(stage, part, index),
+                                   layout_.inter - index * kColumns, after);
+    }
+  }
+}
+
+// Cuts k, so that a stretch of all rows, of a panel and of the sums stay in cache.
+void Experts::many_rows(Scratch& scratch, const Stage& stage, int64_t begin, int64_t end, const char* next) {
+  const Job& job = jobs_[stage.job];
+  const int64_t pairs = stage.down ? layout_.inter_pairs : layout_.hidden_pairs;
+  const int64_t pair_bytes = 4 * kColumns * size_of(layout_.type);
   const int64_t count = blocks(job);
-  char* x = scratch.x->data();
-  if (scratch.gathered != number) {
+  const auto sums_of = [&](int64_t index, const Block& part) {
+    return reinterpret_cast<float*>(scratch.sums->data()) + ((index - begin) * job.rows + part.begin) * 2 * kColumns;
+  };
+  for (int64_t from = 0; from < pairs; from += kManyPairs) {
+    const int64_t step = std::min(kManyPairs, pairs - from);
+    for (int64_t index = begin; index < end; ++index) {
+      const char* weights = panel(stage.down, job, index) + from * pair_bytes;
+      const char* after = weights;
+      if (index + 1 < end) {
+        after = panel(stage.down, job, index + 1) + from * pair_bytes;
+      } else if (from + step < pairs) {
+        after = panel(stage.down, job, begin) + (from + step) * pair_bytes;
+      } else if (next != nullptr) {
+        after = next;
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        const Block part = block(job, i);
+        const char* x = input(scratch, stage, part) + 2 * from * part.rows * path_.activation_size;
+        path_.accumulate[part.rows - 1](weights, step, x, sums_of(index, part), from == 0, i == 0 ? after : weights);
+      }
+    }
+  }
+  for (int64_t index = begin; index < end; ++index) {
     for (int64_t i = 0; i < count; ++i) {
       const Block part = block(job, i);
-      path_.gather(item_->hidden, layout_.hidden, rows_.data() + job.begin + part.begin, part.rows,
-                   x + part.begin * x_row_bytes_);
+      if (stage.down) {
+        path_.finish_down(sums_of(index, part), part.rows, target(job, part, index));
+      } else {
+        path_.finish_gate_up(sums_of(index, part), part.rows, output(stage, part, index),
+                             layout_.inter - index * kColumns);
+      }
     }
-    scratch.gathered = number;
-  }
-  const Path* path = &path_;
-  const void* weights = panel.weights;
-  if (count >= kWidenFrom && path_.widen != nullptr) {
-    path = path_.wide;
-    weights = scratch.wide->data();
-    path_.widen(panel.weights, layout_.hidden_pairs, reinterpret_cast<float*>(scratch.wide->data()));
-  }
-  const int64_t valid = layout_.inter - panel.index * kColumns;
-  for (int64_t i = 0; i < count; ++i) {
-    const Block part = block(job, i);
-    char* out = activations(number) + part.begin * activation_row_bytes_ +
-                panel.index * part.rows * kChunk * path_.activation_size;
-    path->gate_up[part.rows - 1](weights, layout_.hidden_pairs, x + part.begin * x_row_bytes_, out, valid,
-                                 i + 1 == count ? panel.next : weights);
-  }
-}
-
-void Experts::down(Scratch& scratch, const Job& job, int64_t number, const Panel& panel) {
-  const int64_t count = blocks(job);
-  const Path* path = &path_;
-  const void* weights = panel.weights;
-  if (count >= kWidenFrom && path_.widen != nullptr) {
-    path = path_.wide;
-    weights = scratch.wide->data();
-    path_.widen(panel.weights, layout_.inter_pairs, reinterpret_cast<float*>(scratch.wide->data()));
-  }
-  const int64_t column = panel.index * 2 * kColumns;
-  Target target{item_->partial + column,
-                layout_.hidden,
-                std::min(2 * kColumns, layout_.hidden - column),
-                nullptr,
-                nullptr,
-                nullptr};
-  for (int64_t i = 0; i < count; ++i) {
-    const Block part = block(job, i);
-    const int64_t slot = job.begin + part.begin;
-    target.rows = rows_.data() + slot;
-    target.scale = scales_.data() + slot;
-    target.first = first_.data() + slot;
-    path->down[part.rows - 1](weights, layout_.inter_pairs, activations(number) + part.begin * activation_row_bytes_,
-                              target, i + 1 == count ? panel.next : weights);
   }
 }
 

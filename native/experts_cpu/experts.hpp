@@ -64,25 +64,25 @@ class Experts {
     int rows;
   };
   struct alignas(64) Scratch {  // of one thread
-    std::unique_ptr<Memory> x, wide;
+    std::unique_ptr<Memory> x, sums;
     int64_t gathered = -1;
   };
-  // A panel and the one that this thread reads after it.
-  struct Panel {
-    const char* weights;
-    const char* next;
-    int64_t index;
-  };
-
   char* expert_memory(int64_t layer, int64_t expert) const;
   void sort(const ffn_item& item);
   void plan(int64_t layer);
   void reserve(int64_t rows_of_job);
   void work(int worker);
-  const char* first_panel(const Stage& stage, int64_t task) const;
+  bool many(const Job& job) const;
+  int64_t panels_per_task(bool down, const Job& job) const;
+  int64_t panels(bool down) const { return down ? layout_.down_panels : layout_.gate_up_panels; }
+  const char* panel(bool down, const Job& job, int64_t index) const;
   void run_task(Scratch& scratch, const Stage& stage, int64_t task, const char* next);
-  void gate_up(Scratch& scratch, const Job& job, int64_t number, const Panel& panel);
-  void down(Scratch& scratch, const Job& job, int64_t number, const Panel& panel);
+  void gather(Scratch& scratch, const Job& job, int64_t number);
+  void few_rows(Scratch& scratch, const Stage& stage, int64_t index, const char* next);
+  void many_rows(Scratch& scratch, const Stage& stage, int64_t begin, int64_t end, const char* next);
+  const char* input(const Scratch& scratch, const Stage& stage, const Block& part) const;
+  char* output(const Stage& stage, const Block& part, int64_t index) const;
+  Target target(const Job& job, const Block& part, int64_t index) const;
   Block block(const Job& job, int64_t index) const;
   int64_t blocks(const Job& job) const { return ceil_div(job.rows, path_.max_rows); }
   char* activations(int64_t job) const;
@@ -90,7 +90,7 @@ class Experts {
   const Layout layout_;
   const int64_t layers_, experts_;
   const Path& path_;
-  const int64_t x_row_bytes_, activation_row_bytes_, panels_of_down_task_;
+  const int64_t x_row_bytes_, activation_row_bytes_;
   Memory weights_;
   std::vector<Scratch> scratch_;
   std::unique_ptr<Memory> activations_;  // kRing jobs

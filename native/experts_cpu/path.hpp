@@ -37,9 +37,12 @@ struct Path {
                             const void* next);
   void (*down[kMaxRows])(const void* panel, int64_t pairs, const void* activations, const Target& target,
                          const void* next);
-  // A panel widened to f32, for use with `wide`; null where widening gains nothing.
-  void (*widen)(const void* panel, int64_t pairs, float* wide_panel);
-  const Path* wide;
+  // For many rows, null where a path gains nothing by it: products of `pairs` pairs of a panel with `r + 1` rows, added
+  // to sums [r + 1][32] (`start`: the sums are not read); and what gate_up and down do with their sums.
+  void (*accumulate[kMaxRows])(const void* panel, int64_t pairs, const void* x, float* sums, bool start,
+                               const void* next);
+  void (*finish_gate_up)(const float* sums, int count, void* activations, int64_t valid);
+  void (*finish_down)(const float* sums, int count, const Target& target);
 
   // Ceilings: multiply-adds in registers (returns flops done), and reading memory (returns a value to keep).
   int64_t (*peak)(int64_t rounds);

@@ -50,11 +50,6 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
   const char* line = static_cast<const char*>(panel);
   const char* ahead = static_cast<const char*>(next);
   const float* x = static_cast<const float*>(activations);
-#pragma GCC unroll 8
-  for (int r = 0; r < M; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sum[r][v] = _mm256_setzero_ps();
-  }
   for (; pairs > 0; pairs -= kChunk / 2, x += M * kChunk) {
     const int64_t count = pairs < kChunk / 2 ? pairs : kChunk / 2;
     for (int64_t i = 0; i < count; ++i) {
@@ -73,6 +68,15 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
       }
       line += 2 * Weight::kLine;
     }
+  }
+}
+
+template <int M, int V>
+inline __attribute__((always_inline)) void zero(__m256 (&sum)[M][V]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = _mm256_setzero_ps();
   }
 }
 
@@ -97,6 +101,13 @@ inline __m256 swiglu(__m256 gate, __m256 up) {
   return _mm256_mul_ps(_mm256_div_ps(gate, _mm256_add_ps(_mm256_set1_ps(1.0f), exp_of(minus))), up);
 }
 
+// Columns that do not exist are exact zeros, whatever stood in the row.
+inline void clear_columns(float* out, int count, int64_t valid) {
+  for (int r = 0; valid < kColumns && r < count; ++r) {
+    for (int64_t c = valid; c < kColumns; ++c) out[r * kChunk + c] = 0.0f;
+  }
+}
+
 constexpr bool few(int rows) { return rows <= 3; }
 
 template <class Weight, int M>
@@ -104,6 +115,7 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
   auto* out = static_cast<float*>(activations);
   if constexpr (few(M)) {
     __m256 sum[M][4];
+    zero<M, 4>(sum);
     multiply<Weight, M, 4>(panel, pairs, x, next, 0, sum);
     for (int r = 0; r < M; ++r) {
       _mm256_storeu_ps(out + r * kChunk, swiglu(sum[r][0], sum[r][2]));
@@ -112,14 +124,13 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
   } else {
     for (int part = 0; part < 2; ++part) {
       __m256 sum[M][2];
+      zero<M, 2>(sum);
       multiply<Weight, M, 2>(panel, pairs, x, part ? panel : next, part, sum);
 #pragma GCC unroll 8
       for (int r = 0; r < M; ++r) _mm256_storeu_ps(out + r * kChunk + 8 * part, swiglu(sum[r][0], sum[r][1]));
     }
   }
-  for (int r = 0; valid < kColumns && r < M; ++r) {
-    for (int64_t c = valid; c < kColumns; ++c) out[r * kChunk + c] = 0.0f;
-  }
+  clear_columns(out, M, valid);
 }
 
 // out[0, count) (+)= scale * y for 8 columns, of which `count` exist.
@@ -152,13 +163,53 @@ template <class Weight, int M>
 void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
   if constexpr (few(M)) {
     __m256 sum[M][4];
+    zero<M, 4>(sum);
     multiply<Weight, M, 4>(panel, pairs, activations, next, 0, sum);
     add_rows<M, 4>(target, 0, sum);
   } else {
     for (int part = 0; part < 2; ++part) {
       __m256 sum[M][2];
+      zero<M, 2>(sum);
       multiply<Weight, M, 2>(panel, pairs, activations, part ? panel : next, part, sum);
       add_rows<M, 2>(target, part, sum);
+    }
+  }
+}
+
+template <class Weight, int M>
+void accumulate(const void* panel, int64_t pairs, const void* x, float* sums, bool start, const void* next) {
+  for (int part = 0; part < 2; ++part) {
+    __m256 sum[M][2];
+    zero<M, 2>(sum);
+    for (int r = 0; !start && r < M; ++r) {
+      sum[r][0] = _mm256_load_ps(sums + r * 2 * kColumns + 8 * part);
+      sum[r][1] = _mm256_load_ps(sums + r * 2 * kColumns + kColumns + 8 * part);
+    }
+    multiply<Weight, M, 2>(panel, pairs, x, part ? panel : next, part, sum);
+#pragma GCC unroll 8
+    for (int r = 0; r < M; ++r) {
+      _mm256_store_ps(sums + r * 2 * kColumns + 8 * part, sum[r][0]);
+      _mm256_store_ps(sums + r * 2 * kColumns + kColumns + 8 * part, sum[r][1]);
+    }
+  }
+}
+
+void finish_gate_up(const float* sums, int count, void* activations, int64_t valid) {
+  auto* out = static_cast<float*>(activations);
+  for (int r = 0; r < count; ++r, sums += 2 * kColumns) {
+    for (int part = 0; part < 2; ++part) {
+      const __m256 gate = _mm256_load_ps(sums + 8 * part), up = _mm256_load_ps(sums + kColumns + 8 * part);
+      _mm256_storeu_ps(out + r * kChunk + 8 * part, swiglu(gate, up));
+    }
+  }
+  clear_columns(out, count, valid);
+}
+
+void finish_down(const float* sums, int count, const Target& target) {
+  for (int r = 0; r < count; ++r, sums += 2 * kColumns) {
+    float* out = target.out + target.rows[r] * target.stride;
+    for (int64_t column = 0; column < 2 * kColumns; column += 8) {
+      add(out + column, target.columns - column, target.scale[r], target.first[r], _mm256_load_ps(sums + column));
     }
   }
 }
@@ -179,19 +230,6 @@ void gather(const void* hidden, int64_t stride, const int64_t* rows, int count, 
       }
       _mm256_storeu_ps(to, Weight::widen(from));
       _mm256_storeu_ps(to + 8, Weight::widen(from + 8));
-    }
-  }
-}
-
-template <class Weight>
-void widen(const void* panel, int64_t pairs, float* wide) {
-  const char* line = static_cast<const char*>(panel);
-  for (int64_t i = 0; i < 2 * pairs; ++i, line += Weight::kLine, wide += 2 * kColumns) {
-    for (int part = 0; part < 2; ++part) {
-      __m256 k0, k1;
-      Weight::load(line, part, k0, k1);
-      _mm256_store_ps(wide + 8 * part, k0);
-      _mm256_store_ps(wide + kColumns + 8 * part, k1);
     }
   }
 }
@@ -223,22 +261,24 @@ uint64_t read(const void* memory, int64_t nbytes) {
 }
 
 template <class Weight>
-Path make(Type type, const Path* wide) {
+Path make(Type type) {
   Path path{};
   path.name = "avx2";
   path.type = type;
   path.max_rows = 6;
   path.activation_size = sizeof(float);
   path.gather = &gather<Weight>;
-  path.widen = wide ? &widen<Weight> : nullptr;
-  path.wide = wide;
+  path.finish_gate_up = &finish_gate_up;
+  path.finish_down = &finish_down;
   path.peak = &peak;
   path.read = &read;
 #define FFN_ROWS(m)                            \
   path.gate_up[(m) - 1] = &gate_up<Weight, m>; \
-  path.down[(m) - 1] = &down<Weight, m>;
+  path.down[(m) - 1] = &down<Weight, m>;       \
+  path.accumulate[(m) - 1] = &accumulate<Weight, m>;
   FFN_ROWS(1)
-  FFN_ROWS(2) FFN_ROWS(3) FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6)
+  FFN_ROWS(2)
+  FFN_ROWS(3) FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6)
 #undef FFN_ROWS
       return path;
 }
@@ -246,9 +286,9 @@ Path make(Type type, const Path* wide) {
 }  // namespace
 
 const Path* avx2_path(Type type) {
-  static const Path f32 = make<F32>(Type::f32, nullptr);
-  static const Path f16 = make<F16>(Type::f16, &f32);
-  static const Path bf16 = make<Bf16>(Type::bf16, &f32);
+  static const Path f32 = make<F32>(Type::f32);
+  static const Path f16 = make<F16>(Type::f16);
+  static const Path bf16 = make<Bf16>(Type::bf16);
   return type == Type::f32 ? &f32 : type == Type::f16 ? &f16 : &bf16;
 }
 
