@@ -89,7 +89,7 @@ class Rig:
         if f != a:
             library.call("enable_peer", f, a)
             library.call("enable_peer", a, f)
-        geometry = WindowGeometry(1, max(rows, 1), shape.hidden, shape.top_k, 2)
+        geometry = self.geometry = WindowGeometry(1, max(rows, 1), shape.hidden, shape.top_k, 2)
         library.call("use_device", f)
         self._dispatch = library.allocate(dispatch_layout(geometry).nbytes)
         served = ServiceShape(

@@ -1,0 +1,40 @@
+"""GPU tests: one documented command, ``python -m pytest -m gpu tests/gpu``, on a machine with Hopper GPUs."""
+
+import pytest
+
+from ffn_faas import native
+
+
+def _devices():
+    if native.optional_library("m2n") is None:
+        return []
+    from ffn_faas.connectors import m2n_library
+    from ffn_faas.errors import ResourceError
+
+    try:
+        return m2n_library.load().devices()
+    except ResourceError:
+        return []
+
+
+DEVICES = _devices()
+
+
+def pytest_collection_modifyitems(items):
+    """Without a Hopper GPU, or without the compiled part, these are skipped by name."""
+    for item in items:
+        if "tests/gpu" in str(item.path) and not any(device.capability[0] == 9 for device in DEVICES):
+            item.add_marker(pytest.mark.skip(reason="no Hopper GPU, or built without nvcc"))
+
+
+@pytest.fixture
+def library():
+    from ffn_faas.connectors import m2n_library
+
+    return m2n_library.load()
+
+
+@pytest.fixture
+def pair():
+    """(F, A): two GPUs where there are two."""
+    return 0, min(1, len(DEVICES) - 1)

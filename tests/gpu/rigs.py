@@ -1,0 +1,69 @@
+"""Posts through the real kernels, and their result in float64."""
+
+import torch
+
+from ffn_faas.bench.gpu_rig import Batch, Rig, Weights
+from ffn_faas.connectors import m2n_library
+
+
+def make(library, shape, rows, f=0, a=0):
+    weights = Weights(library, shape, f)
+    return Rig(library, shape, weights, rows, f, a), weights
+
+
+def post(rig, layer, batch, parts=m2n_library.STEP):
+    """One post on one GPU, all kernels in one stream; the output is poisoned first."""
+    torch.cuda.set_device(rig.a)
+    stream = torch.cuda.Stream(rig.a)
+    batch.out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    rig.dispatch(layer, batch, stream.cuda_stream)
+    rig.service.enqueue(parts, stream.cuda_stream)
+    rig.receive(batch, stream.cuda_stream)
+    stream.synchronize()
+    assert rig.attention.status(0) == "fine"
+    return batch.out
+
+
+def reference(shape, weights, layer, batch):
+    """[T, H] float64, one expert at a time."""
+    where = weights.w13.device
+    x, ids, scales = batch.x.to(where).double(), batch.ids.to(where), batch.weights.to(where).double()
+    result = torch.zeros_like(x)
+    for expert in range(shape.experts):
+        token, k = (ids == expert).nonzero(as_tuple=True)
+        row = layer * shape.experts + expert
+        if token.numel():
+            gate, up = (x[token] @ weights.w13[row].double().t()).chunk(2, -1)
+            partial = (torch.nn.functional.silu(gate) * up) @ weights.w2[row].double().t()
+            result.index_add_(0, token, partial * scales[token, k].unsqueeze(1))
+    return result
+
+
+def error(result, expected):
+    return float((result.to(expected.device).double() - expected).norm() / expected.norm())
+
+
+def random_batch(rig, rows, seed, kind="random"):
+    """kind: random, one (one expert gets all), sparse (most ids are -1), none (all are -1)."""
+    batch = rig.batch(rows, seed)
+    if kind == "one":
+        batch.ids.fill_(-1)
+        batch.ids[:, 0] = seed % rig.shape.experts
+    elif kind == "sparse":
+        keep = torch.rand(batch.ids.shape, device=batch.ids.device) < 0.2
+        batch.ids.masked_fill_(~keep, -1)
+    elif kind == "none":
+        batch.ids.fill_(-1)
+    return Batch(batch.x, batch.ids, batch.weights, batch.out)
+
+
+def poison(rig, nan):
+    """NaN into the rows of both windows; ``nan`` holds as many values as a window."""
+    from ffn_faas.connectors.m2n_window import combine_layout, dispatch_layout
+
+    for arena, offset in (
+        (rig._dispatch, dispatch_layout(rig.geometry).hidden),
+        (rig._combine, combine_layout(rig.geometry).partial),
+    ):
+        rig.library.call("copy", arena + offset, nan.data_ptr(), nan.numel() * 2)
