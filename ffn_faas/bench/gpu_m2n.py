@@ -131,7 +131,11 @@ def _one_size(
     row["of_matrix_peak"] = 100 * flops / row["experts_us"] / 1e6 / ceilings["matrix_TFLOPs"]
     rig.close()
     for name in options.rivals:
-        row |= _rival_times(name, shape, weights, batches, options)
+        try:
+            row |= _rival_times(name, shape, weights, batches, options)
+        except (ImportError, RuntimeError) as error:
+            log.warning("%s could not be measured at %d tokens: %s", name, tokens, error)
+            continue
         row[f"vs_{name}"] = row["round_trip_us"] / row[f"{name}_us"]
     return row
 

@@ -192,7 +192,13 @@ __device__ __forceinline__ uint32_t packed(float first, float second) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-__device__ __forceinline__ float swiglu(float gate, float up) { return __fdividef(gate, 1.f + __expf(-gate)) * up; }
+// silu(gate) * up of two columns with one reciprocal: the special function unit is what this is bound by. Below -40,
+// silu is under 1e-15 and the clamp keeps the product of the denominators finite.
+__device__ __forceinline__ uint32_t swiglu(float gate0, float up0, float gate1, float up1) {
+  const float below0 = 1.f + __expf(fminf(-gate0, 40.f)), below1 = 1.f + __expf(fminf(-gate1, 40.f));
+  const float both = __fdividef(1.f, below0 * below1);
+  return packed(gate0 * up0 * (both * below1), gate1 * up1 * (both * below0));
+}
 
 // Thread (r, c) of a warp holds weight row r of each part for tokens 2c and 2c + 1 of every 8.
 template <int N>
@@ -209,7 +215,7 @@ __device__ __forceinline__ void store_gate_up(const float (&sum)[2][N / 2], cons
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int at = 4 * j + i;
-      const uint32_t value = packed(swiglu(a[at], a[at + 2]), swiglu(b[at], b[at + 2]));
+      const uint32_t value = swiglu(a[at], a[at + 2], b[at], b[at + 2]);
       if (8 * j + i < rows) *reinterpret_cast<uint32_t*>(target + i * width) = value;
     }
     target += 8 * width;

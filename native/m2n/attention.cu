@@ -70,9 +70,9 @@ class Attention {
 
   void receive(int stage, void* out, int rows, cudaStream_t stream) {
     bounded(stage, stages_, "stage");
-    check(launch_wait_replies(stream, state_.get() + stage, stop_.device()), "wait");
-    if (rows == 0) return;
     const int blocks = std::min((rows * (hidden_size_ / 8) + 255) / 256, blocks_ * 8);
+    check(launch_wait_replies(stream, state_.get() + stage, stop_.device(), blocks <= 2 * blocks_), "wait");
+    if (rows == 0) return;
     check(launch_sum(stream, blocks, state_.get() + stage, {static_cast<__nv_bfloat16*>(out), rows, hidden_size_}),
           "sum");
   }

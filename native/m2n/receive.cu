@@ -7,7 +7,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(32) wait_replies(AttentionStage* stage, const uint32_t* stop) {
+__global__ void __launch_bounds__(32) wait_replies(AttentionStage* stage, const uint32_t* stop, bool early) {
+  // The sum of a small batch may already stand by: a block or two on each multiprocessor, doing nothing.
+  if (early) let_next_kernel_start();
   const int self = threadIdx.x;
   const uint64_t flag = stage->flag, started = nanoseconds();
   uint32_t status = stage->status;
@@ -52,8 +54,8 @@ __global__ void __launch_bounds__(kThreads) sum_partials(AttentionStage* stage, 
 
 }  // namespace
 
-cudaError_t launch_wait_replies(cudaStream_t stream, AttentionStage* stage, const uint32_t* stop) {
-  wait_replies<<<1, 32, 0, stream>>>(stage, stop);
+cudaError_t launch_wait_replies(cudaStream_t stream, AttentionStage* stage, const uint32_t* stop, bool early) {
+  wait_replies<<<1, 32, 0, stream>>>(stage, stop, early);
   return cudaGetLastError();
 }
 
