@@ -278,7 +278,8 @@ Path make(Type type) {
   path.accumulate[(m) - 1] = &accumulate<Weight, m>;
   FFN_ROWS(1)
   FFN_ROWS(2)
-  FFN_ROWS(3) FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6)
+  FFN_ROWS(3)
+  FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6)
 #undef FFN_ROWS
       return path;
 }

@@ -5,7 +5,7 @@
 #include "experts_cpu/path.hpp"
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__)
-#include <immintrin.h>
+#include "experts_cpu/avx512_math.hpp"
 
 namespace ffn::cpu {
 namespace {
@@ -17,8 +17,7 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
   const char* ahead = static_cast<const char*>(next);
   const char* x = static_cast<const char*>(activations);  // [k / 16][M][8 pairs]
   constexpr int64_t kRow = kChunk * 2;
-#pragma GCC unroll 16
-  for (int r = 0; r < M; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  zero<M>(sum);
   for (; pairs > 0; pairs -= kChunk / 2, x += M * kRow) {
     const int64_t count = pairs < kChunk / 2 ? pairs : kChunk / 2;
     for (int64_t i = 0; i < count; ++i) {
@@ -40,30 +39,6 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
   }
 }
 
-inline __m512 exp_of(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-100.0f), _mm512_min_ps(_mm512_set1_ps(100.0f), x));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), 0);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-  p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(p, n);
-}
-
-inline __m512 swiglu(__m512 gate, __m512 up) {
-  const __m512 minus = _mm512_sub_ps(_mm512_setzero_ps(), gate);
-  return _mm512_mul_ps(_mm512_div_ps(gate, _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of(minus))), up);
-}
-
-inline __mmask16 first_columns(int64_t count) {
-  return count >= kColumns ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
-}
-
 template <int M>
 void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
   __m512 sum[M][2];
@@ -81,19 +56,8 @@ template <int M>
 void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
   __m512 sum[M][2];
   multiply<M>(panel, pairs, activations, next, sum);
-  const __mmask16 left = first_columns(target.columns), right = first_columns(target.columns - kColumns);
 #pragma GCC unroll 16
-  for (int r = 0; r < M; ++r) {
-    float* out = target.out + target.rows[r] * target.stride;
-    const __m512 scale = _mm512_set1_ps(target.scale[r]);
-    __m512 a = _mm512_setzero_ps(), b = _mm512_setzero_ps();
-    if (!target.first[r]) {
-      a = _mm512_maskz_loadu_ps(left, out);
-      b = _mm512_maskz_loadu_ps(right, out + kColumns);
-    }
-    _mm512_mask_storeu_ps(out, left, _mm512_fmadd_ps(scale, sum[r][0], a));
-    _mm512_mask_storeu_ps(out + kColumns, right, _mm512_fmadd_ps(scale, sum[r][1], b));
-  }
+  for (int r = 0; r < M; ++r) add_down(target, r, sum[r][0], sum[r][1]);
 }
 
 void gather(const void* hidden, int64_t stride, const int64_t* rows, int count, void* x) {
@@ -136,8 +100,9 @@ Path make() {
   path.down[(m) - 1] = &down<m>;
   FFN_ROWS(1)
   FFN_ROWS(2)
-  FFN_ROWS(3) FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6) FFN_ROWS(7) FFN_ROWS(8) FFN_ROWS(9) FFN_ROWS(10) FFN_ROWS(11)
-      FFN_ROWS(12) FFN_ROWS(13) FFN_ROWS(14)
+  FFN_ROWS(3)
+  FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6) FFN_ROWS(7) FFN_ROWS(8) FFN_ROWS(9) FFN_ROWS(10) FFN_ROWS(11) FFN_ROWS(12)
+      FFN_ROWS(13) FFN_ROWS(14)
 #undef FFN_ROWS
           return path;
 }

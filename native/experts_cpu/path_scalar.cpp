@@ -128,7 +128,8 @@ Path make(Type type) {
   path.down[(m) - 1] = &down<Weight, m>;
   FFN_ROWS(1)
   FFN_ROWS(2)
-  FFN_ROWS(3) FFN_ROWS(4)
+  FFN_ROWS(3)
+  FFN_ROWS(4)
 #undef FFN_ROWS
       return path;
 }
