@@ -251,6 +251,7 @@ def test_clamped_swiglu_with_biases_is_what_the_model_card_says(tmp_path: Path, 
         ("Llama4ForCausalLM", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step = 0"),
         ("Ernie4_5_MoeForCausalLM", {"moe_num_experts": [64, 64]}, "moe_num_experts"),
         ("MixtralForCausalLM", {"hidden_act": "gelu"}, "'gelu'"),
+        ("Llama4ForCausalLM", {"architectures": ["Llama4ForConditionalGeneration"]}, "needs torchvision"),
         ("MixtralForCausalLM", {"architectures": ["MiniMaxM2ForCausalLM"]}, "MiniMaxM2.*no sigmoid scores"),
     ],
 )
