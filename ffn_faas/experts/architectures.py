@@ -141,7 +141,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 NOT_RUN: Mapping[str, str] = {
     "MiniMaxM2ForCausalLM": "the CPU router of vLLM 0.32 has no sigmoid scores without expert groups",
-    "Llama4ForConditionalGeneration": "vLLM's class needs torchvision, which does not load beside the CPU build of torch",
+    "Llama4ForConditionalGeneration": "vLLM's class needs torchvision, which does not load beside torch for CPUs",
     **dict.fromkeys(("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), "vLLM dropped it in 0.23"),
 }
 """Architectures whose experts F could read, but which the Attention side cannot run: refused, with the reason."""
