@@ -1,8 +1,9 @@
-"""Run as ``python -m tests.e2e.architecture_run MODEL_DIR F_PORT eager|compiled``: stock vLLM, then Attention of F.
+"""Run as ``python -m tests.e2e.architecture_run``: stock vLLM, then Attention of F, for each request on stdin.
 
-Both in this process, one after the other, so that vLLM is imported once; vLLM's own log goes to stderr. Prints one JSON
-object: for each of the two every prompt's greedy tokens with the log-probabilities of the best five at each position,
-for Attention also its remote layers and the bytes that they hold.
+A request is one JSON line (model, port of F, mode: eager or compiled), its answer one line on stdout that begins with
+RESULT; vLLM's own log goes to stderr. All in one process, so that vLLM is imported once. The answer has, for stock and
+for attention, every prompt's greedy tokens with the log-probabilities of the best five at each position, and the layers
+of routed experts with the bytes that they hold; or an error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import traceback
 from typing import Any
 
 from ffn_faas.demo.corpus import prompts
@@ -17,7 +19,17 @@ from ffn_faas.demo.corpus import prompts
 PROMPTS, TOKENS = 6, 48
 
 
-def main(model: str, port: int, mode: str) -> None:
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = _compare(request["model"], request["port"], request["mode"])
+        except BaseException:  # noqa: BLE001 - whatever vLLM raises is the answer
+            answer = {"error": traceback.format_exc()}
+        print("RESULT " + json.dumps(answer), flush=True)
+
+
+def _compare(model: str, port: int, mode: str) -> dict[str, Any]:
     settings = {
         "model": model,
         "max_model_len": 512,
@@ -27,10 +39,12 @@ def main(model: str, port: int, mode: str) -> None:
         "seed": 0,
         "enforce_eager": mode == "eager",
     }
-    stock = _run(settings)
     block = {"afd": {"role": "attention", "host": "127.0.0.1", "port": port}}
-    attention = _run({**settings, "load_format": "ffn_faas", "additional_config": block})
-    print(json.dumps({"stock": stock, "attention": attention}), flush=True)
+    stock = _run(settings)
+    return {
+        "stock": stock,
+        "attention": _run({**settings, "load_format": "ffn_faas", "additional_config": block}),
+    }
 
 
 def _run(settings: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +67,7 @@ def _run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _routed_experts(model: Any) -> list[tuple[str, str, int]]:
-    """(name, class, bytes of weights) of each layer of routed experts."""
+    """(name, class, bytes of expert weights) of each layer of routed experts."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     return [
@@ -68,4 +82,4 @@ def _routed_experts(model: Any) -> list[tuple[str, str, int]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main()

@@ -45,9 +45,69 @@ def f_world(model: Path, ranks: int, kernel: str = "vllm") -> Iterator[int]:
             process.wait(30)
 
 
+class Worker:
+    """A process of ``architecture_run``, started when it is first asked, and again after it died."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[str] | None = None
+
+    def compare(self, model: Path, port: int, mode: str) -> dict[str, Any]:
+        """Stock's and Attention's answers."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"model": str(model), "port": port, "mode": mode}) + "\n")
+        process.stdin.flush()
+        line = next((line for line in process.stdout if line.startswith("RESULT ")), None)
+        assert line is not None, self._log.read_text(errors="replace")[-4000:]
+        answer: dict[str, Any] = json.loads(line.partition(" ")[2])
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            environment = {
+                **os.environ,
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+                "VLLM_CACHE_ROOT": str(self._directory / "vllm-cache"),
+                "HF_HUB_OFFLINE": "1",
+            }
+            with self._log.open("w") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.e2e.architecture_run"],
+                    cwd=ROOT,
+                    env=environment,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
+        return self._process
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / "vllm.log"
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate(timeout=30)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("architectures")
+
+
+@pytest.fixture(scope="module")
+def worker(models: Path) -> Iterator[Worker]:
+    made = Worker(models)
+    yield made
+    made.close()
 
 
 def checkpoint(models: Path, arch: str) -> Path:
@@ -55,31 +115,13 @@ def checkpoint(models: Path, arch: str) -> Path:
     return models / arch
 
 
-def answers(model: Path, mode: str, cache: Path) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        "VLLM_CACHE_ROOT": str(cache),
-        "HF_HUB_OFFLINE": "1",
-    }
-    with f_world(model, ranks=1) as port:
-        command = [sys.executable, "-m", "tests.e2e.architecture_run", str(model), str(port), mode]
-        run = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
-        )
-    assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize(
     ("arch", "mode"), [*((arch, "eager") for arch in FAMILIES), *((arch, "compiled") for arch in COMPILED)]
 )
-def test_every_token_and_logprob_equals_stock(models: Path, arch: str, mode: str) -> None:
-    found = answers(checkpoint(models, arch), mode, models / "vllm-cache")
+def test_every_token_and_logprob_equals_stock(models: Path, worker: Worker, arch: str, mode: str) -> None:
+    model = checkpoint(models, arch)
+    with f_world(model, ranks=1) as port:
+        found = worker.compare(model, port, mode)
     stock, attention = found["stock"], found["attention"]
     assert [len(answer["tokens"]) for answer in stock["answers"]] == [48] * 6
     assert len({token for answer in stock["answers"] for token in answer["tokens"]}) >= 20
