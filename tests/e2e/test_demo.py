@@ -36,6 +36,7 @@ def test_three_f_ranks_part_from_stock_only_at_near_ties(demos: Demos, mode: str
     figures = demos.figures(mode, "--ffn-ranks", "3")
     require_a_speaking_subject(figures)
     assert figures["ffn_ranks"] == 3
+    assert figures["max_layer_error_ratio"] <= 1.25
     for parting in figures["partings"]:
         assert parting["gap"] is not None
         assert parting["gap"] <= NEAR_TIE
