@@ -58,7 +58,7 @@ def test_attention_holds_no_expert_bytes_in_any_layer(demos: Demos) -> None:
 def test_the_json_names_every_promised_figure(demos: Demos) -> None:
     figures = demos.figures("--eager")
     promised = (
-        "arch ffn_ranks moe_kernel tokens_equal tokens_compared distinct_tokens max_logprob_diff "
+        "arch ffn_ranks moe_kernel tokens_equal tokens_compared distinct_tokens max_logprob_diff max_layer_error_ratio "
         "attention_expert_bytes stock_expert_bytes f_ready_s attention_ready_s tokens_per_s stock_tokens_per_s"
     )
     assert [name for name in promised.split() if figures[name] is None] == []
