@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffn_faas.bench import report
 from ffn_faas.bench.gpu_rig import Batch, LayerShape, Rig, Weights, replay_times
-from ffn_faas.bench.gpu_rivals import rival
+from ffn_faas.bench.gpu_rivals import EAGER, rival
 from ffn_faas.connectors import m2n_library as parts
 from ffn_faas.errors import ResourceError
 
@@ -222,7 +222,7 @@ def _rival_times(
     def record() -> None:
         results[:] = [layer(index, batch) for index, batch in enumerate(here)]
 
-    times = replay_times(record, stream, len(here), options.replays)
+    times = replay_times(record, stream, len(here), options.replays, eager=name in EAGER)
     median, p99 = report.quantiles(times)
     row = {f"{name}_us": median, f"{name}_p99_us": p99}
     if here[0].x.shape[0] <= ORACLE_ROWS:

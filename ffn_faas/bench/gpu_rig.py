@@ -164,21 +164,29 @@ class Rig:
         self.library.call("free", self._combine)
 
 
-def replay_times(record: Callable[[], None], stream: torch.cuda.Stream, per_replay: int, replays: int) -> list[float]:
-    """Microseconds of one of the ``per_replay`` things that ``record`` enqueues, for each graph replay."""
+def replay_times(
+    record: Callable[[], None], stream: torch.cuda.Stream, per_replay: int, replays: int, *, eager: bool = False
+) -> list[float]:
+    """Microseconds of one of the ``per_replay`` things that ``record`` enqueues, for each graph replay.
+
+    ``eager``: no graph, ``record`` is called each time.
+    """
     import torch
 
     with torch.cuda.stream(stream):
         record()
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            record()
+        replay = record
+        if not eager:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                record()
+            replay = graph.replay
         samples = []
         for turn in range(replays + 3):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record(stream)
-            graph.replay()
+            replay()
             end.record(stream)
             end.synchronize()
             if turn >= 3:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from ffn_faas.bench.gpu_rig import Batch, LayerShape, Weights
 
+EAGER = ("liger",)
+"""These read sizes back to the host, so no graph can hold them: launched one by one."""
+
 Layer = Callable[[int, "Batch"], "torch.Tensor"]
 """(layer, batch on F's device) -> result."""
 
