@@ -232,14 +232,26 @@ class AttentionClient:
         RuntimeError with the reason of ``fail``.
         """
 
+    def hold(self) -> None:
+        """F is away: calls wait, dispatch writes nothing, until ``resume`` or ``fail``. Any thread; never blocks."""
+
+    def resume(self, arenas: Sequence[Arena], layers: Sequence[int]) -> None:
+        """F is back, with new windows by F rank and new epochs; posts without an answer are sent again.
+
+        ValueError for another number of either. Any thread; never blocks.
+        """
+
+    def longest_wait(self) -> tuple[float, int]:
+        """Seconds that a ``combine`` has been waiting for an answer now, and for which F rank; 0 while held."""
+
     def fail(self, reason: str) -> None:
-        """Pending and later calls raise this reason. The first one stays."""
+        """Pending and later calls raise this reason. The first one stays. Any thread; never blocks."""
 
     def bind(self) -> int:
         """Address of the function table that the torch ops call; valid as long as this object."""
 
     def counters(self) -> dict[str, int]:
-        """posts, wait_ns, sleeps."""
+        """posts, resent (of these, again after F was away), wait_ns, sleeps."""
 
 def arm_watchdog(seconds: float, exit_code: int, message: str, record_path: str, record: str) -> None:
     """End the process in ``seconds`` unless disarmed, whatever holds the interpreter; see native/process."""

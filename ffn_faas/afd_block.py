@@ -22,6 +22,7 @@ RETIRED_KEYS = {
     "async": "async_dp",
     "quant_mode": "nothing: the checkpoint says how its experts are quantized",
 }
+VLLM_EXECUTE_TIMEOUT_S = 300.0
 CONNECTORS = ("auto", "shm")
 OTHER_CONNECTORS = {
     "DeepEPM2NAFDConnector": "needs backend gpu-deepep-m2n, which this version does not have",
@@ -36,6 +37,10 @@ class ConnectorExtraConfig(BaseModel):
 
     attach_timeout_s: float | None = Field(None, gt=0)
     """How long Attention waits for F to answer and to become READY; default 600."""
+    reattach_timeout_s: float = Field(0.0, ge=0)
+    """How long requests wait for F to come back after it was lost; 0: they fail at once."""
+    answer_timeout_s: float = Field(60.0, gt=0)
+    """A post that F has not answered for so long means that F is lost."""
     capacity: int | None = Field(None, ge=1, le=1 << 20)
     """Rows a window must hold; without it min(max_num_batched_tokens, 4096, F's limit)."""
     allow_untried_vllm: bool = False
@@ -97,6 +102,14 @@ class AfdBlock(BaseModel):
             raise UsageError(f"afd.connector {self.connector!r} {OTHER_CONNECTORS[self.connector]}")
         if self.connector not in CONNECTORS:
             raise UsageError(f"afd.connector {self.connector!r} is not known", remedy=f"one of {', '.join(CONNECTORS)}")
+        for key in ("reattach_timeout_s", "answer_timeout_s"):
+            value = getattr(self.connector_extra_config, key)
+            if value >= VLLM_EXECUTE_TIMEOUT_S:
+                raise UsageError(
+                    f"afd.connector_extra_config.{key} is {value:g}, but vLLM itself gives a step up after "
+                    f"{VLLM_EXECUTE_TIMEOUT_S:g} s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)",
+                    remedy=f"less than {VLLM_EXECUTE_TIMEOUT_S:g}",
+                )
         if not self.compute_gate_on_attention:
             raise UsageError(
                 "afd.compute_gate_on_attention is false, but the gate always runs on Attention here",

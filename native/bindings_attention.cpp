@@ -27,6 +27,7 @@ ffn_attention_call call_of(int64_t stage, int64_t handle, int64_t rows, int64_t 
 py::dict counters_of(const ffn::AttentionClient& client) {
   py::dict result;
   result["posts"] = client.posts.load();
+  result["resent"] = client.resent.load();
   result["wait_ns"] = client.wait_ns.load();
   result["sleeps"] = client.sleeps.load();
   return result;
@@ -56,7 +57,16 @@ void bind_attention(py::module_& m) {
             client.combine(call, reinterpret_cast<void*>(out));
           },
           py::arg("call"), py::arg("out"), Unlocked())
-      .def("fail", &ffn::AttentionClient::fail, py::arg("reason"), Unlocked())
+      // hold, resume and fail keep the interpreter's lock. They never wait; and a daemon thread that had to get the
+      // lock back while the interpreter ends would be unwound through noexcept frames, which aborts the process.
+      .def("hold", &ffn::AttentionClient::hold)
+      .def("resume", &ffn::AttentionClient::resume, py::arg("arenas"), py::arg("layers"))
+      .def("longest_wait",
+           [](const ffn::AttentionClient& client) {
+             const auto [nanoseconds, ffn_rank] = client.longest_wait();
+             return std::make_pair(static_cast<double>(nanoseconds) / 1e9, ffn_rank);
+           })
+      .def("fail", &ffn::AttentionClient::fail, py::arg("reason"))
       .def("bind", [](const ffn::AttentionClient& client) { return reinterpret_cast<uintptr_t>(client.table()); })
       .def("counters", &counters_of);
 }

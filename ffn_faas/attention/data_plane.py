@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ffn_faas.attention.session import Client, DataPlane
+from ffn_faas.attention.attempt import Client, DataPlane
 from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.protocol.messages import Granted
 
@@ -25,4 +25,5 @@ def shared_memory(spec: MoESpec) -> DataPlane:
         client: Client = module.AttentionClient(native_geometry(geometry), grants[0].expert_counts)
         return client
 
-    return DataPlane(make_client, fetch_windows, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype])
+    element_size = ELEMENT_SIZES[spec.dtype]
+    return DataPlane(make_client, fetch_windows, spec.hidden_size, spec.top_k, element_size, can_hold=True)

@@ -80,9 +80,9 @@ class FLink:
     def _attach(self, attach: Attach, token: str | None, patience: _Patience) -> Granted:
         while True:
             try:
-                self._socket = self._stack.enter_context(self._connect(token))
+                self._socket = self._stack.enter_context(self._connect(token, patience.left()))
                 return self._handshake(attach, patience)
-            except _NotYet as not_yet:  # noqa: PERF203
+            except _NotYet as not_yet:
                 self._stack.close()
                 patience.spend(str(not_yet))
                 time.sleep(RETRY_S)
@@ -92,7 +92,7 @@ class FLink:
             raise SessionLost(f"{self} is not connected")
         return self._socket
 
-    def _connect(self, token: str | None) -> ClientConnection:
+    def _connect(self, token: str | None, left: float) -> ClientConnection:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
@@ -103,7 +103,7 @@ class FLink:
                 additional_headers={"Authorization": f"Bearer {token}"} if token else None,
                 compression=None,
                 proxy=None,
-                open_timeout=ANSWER_S,
+                open_timeout=max(0.1, min(ANSWER_S, left)),
                 close_timeout=1.0,
                 ping_interval=None if near else KEEPALIVE_S,
                 ping_timeout=None if near else DEAD_AFTER_S,
@@ -119,6 +119,8 @@ class FLink:
 
     def _handshake(self, attach: Attach, patience: _Patience) -> Granted:
         message = self._answer(attach, patience)
+        if isinstance(message, Refused) and not message.final:
+            raise _NotYet(message.reason)
         if isinstance(message, Refused):
             raise HandshakeRefused(f"{self} refused this Attention rank: {message.reason}")
         if not isinstance(message, Granted):
@@ -181,6 +183,9 @@ class _Patience:
     def __init__(self, who: str, whom: str, timeout_s: float, log: logging.Logger) -> None:
         self._who, self._whom, self._timeout_s, self._log = who, whom, timeout_s, log
         self._started = self._next_log = time.monotonic()
+
+    def left(self) -> float:
+        return self._timeout_s - (time.monotonic() - self._started)
 
     def spend(self, why: str) -> None:
         now = time.monotonic()

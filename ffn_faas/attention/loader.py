@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffn_faas import __version__
 from ffn_faas.afd_block import AfdBlock
-from ffn_faas.attention.session import AttentionSession
+from ffn_faas.attention.session import AttentionSession, LossPolicy
 from ffn_faas.config import DEFAULT_CAPACITY
 from ffn_faas.errors import HandshakeRefused, UsageError
 from ffn_faas.protocol import PROTOCOL_VERSION
@@ -134,7 +134,10 @@ def open_session(block: AfdBlock, model: Model, attach: Attach, log: logging.Log
     from ffn_faas.attention import data_plane, ops
 
     ops.load()
-    session = AttentionSession(f"{block.host}:{block.port}", attach, data_plane.shared_memory(model.spec), log)
+    extra = block.connector_extra_config
+    policy = LossPolicy(extra.reattach_timeout_s, extra.answer_timeout_s)
+    plane = data_plane.shared_memory(model.spec)
+    session = AttentionSession(f"{block.host}:{block.port}", attach, plane, log, policy)
     try:
         session.attach(block.attach_timeout_s, env.setting("token"))
     except BaseException:

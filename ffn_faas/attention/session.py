@@ -1,108 +1,104 @@
-"""The session of one A rank with every F rank: attach, layers, windows, end. No vLLM imports."""
+"""The session of one A rank with F: attached once, held while F is away, attached again. No vLLM imports."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from ffn_faas.attention.link import LOG_EVERY_S, FLink
-from ffn_faas.connectors.base import WindowGeometry, WindowOffer
-from ffn_faas.errors import FfnError, HandshakeRefused, SessionLost
-from ffn_faas.protocol.messages import (
-    AnyMessage,
-    Attach,
-    Attached,
-    Detach,
-    Ended,
-    Granted,
-    Layers,
-    LayersAccepted,
-    Refused,
-    Windows,
-    WindowsMapped,
-)
+from ffn_faas.attention.attempt import LAYERS_TIMEOUT_S, Attempt, Client, DataPlane
+from ffn_faas.attention.link import RETRY_S, FLink
+from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.errors import FfnError, HandshakeRefused, SessionLost, UsageError
+from ffn_faas.protocol.messages import Attach, Granted
 
-LAYERS_TIMEOUT_S = 60.0
+WATCH_EVERY_S = 0.25
 
 
-class Client(Protocol):
-    """The data plane of an A rank: ``ffn_faas._native.AttentionClient``."""
+class HoldingClient(Client, Protocol):
+    """A client whose calls can wait while F is away; DataPlane.can_hold says that this is one."""
 
-    def set_layers(self, indices: list[int]) -> None:
-        """F's layer number of each layer handle."""
+    def hold(self) -> None:
+        """Calls wait until ``resume`` or ``fail``."""
 
-    def set_link(self, ffn_rank: int, arena: Any) -> None:
-        """The mapped windows of one F rank."""
+    def resume(self, arenas: list[Any], layers: list[int]) -> None:
+        """New windows by F rank; posts without an answer are sent again."""
 
-    def fail(self, reason: str) -> None:
-        """Make every pending and later op raise with ``reason``."""
+    def longest_wait(self) -> tuple[float, int]:
+        """Seconds that a call has been waiting for an answer, and the F rank it waits for."""
 
 
 @dataclass(frozen=True)
-class DataPlane:
-    """How the session makes its client and maps windows; a seam for tests and other transports."""
+class LossPolicy:
+    """What to do when F is away; connector_extra_config has the keys."""
 
-    make_client: Callable[[WindowGeometry, list[Granted]], Client]
-    fetch_windows: Callable[[WindowOffer, WindowGeometry, int, float], Any]
-    """(offer, geometry, epoch, timeout in seconds) -> arena."""
-    hidden_size: int
-    top_k: int
-    element_size: int
+    reattach_timeout_s: float = 0.0
+    """How long to wait for F to come back; 0: fail at once."""
+    answer_timeout_s: float = 60.0
+    """A post without an answer for so long means that F is away."""
 
 
 class AttentionSession:
     """attach -> declare_layers -> wait_ready -> (ops run) -> close; each call blocks and raises FfnError.
 
-    F is dead when a socket closes: then ``client.fail`` is called from the reader thread, within a second on one
-    host, and every op raises. Attaching again after that is for a later version: the seam is a new session object,
-    whose client replaces the bound one.
+    F is away when a socket closes, when it says that it stops, or when an answer is overdue. Then every op waits, or
+    with ``reattach_timeout_s`` 0 raises at once. A thread attaches to all F ranks again; on success pending posts are
+    sent again and the ops go on. When that takes too long, or F refuses, every op raises the reason.
     """
 
-    def __init__(self, address: str, attach: Attach, data_plane: DataPlane, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        address: str,
+        attach: Attach,
+        data_plane: DataPlane,
+        log: logging.Logger,
+        policy: LossPolicy | None = None,
+    ) -> None:
         self.client: Client | None = None
-        self.links: list[FLink] = []
+        self.reattached = 0
         self._address = address
         self._attach = attach
         self._data_plane = data_plane
         self._log = log
+        self._policy = policy or LossPolicy()
+        if self._policy.reattach_timeout_s and not data_plane.can_hold:
+            raise UsageError(
+                f"connector_extra_config.reattach_timeout_s is {self._policy.reattach_timeout_s:g}, but transport "
+                f"{attach.transport} cannot wait for F to come back",
+                remedy="leave it out",
+            )
         self._changed = threading.Condition()
-        self._layers: dict[int, list[int]] = {}
-        self._attached: set[int] = set()
-        self._failure: FfnError | None = None
-        self._closing = False
+        self._attempt = Attempt(address, attach, data_plane, log, self._over)
+        self._token: str | None = None
+        self._grants: list[Granted] = []
+        self._names: list[str] = []
         self._geometry: WindowGeometry | None = None
+        self._established = False
+        self._lost: FfnError | None = None
+        self._failed = False
+        self._closing = False
+
+    @property
+    def links(self) -> list[FLink]:
+        return self._attempt.links
 
     def attach(self, timeout_s: float, token: str | None = None) -> None:
-        """Attach to every F rank; F rank 0 names the others. ``timeout_s`` bounds the wait for all of them together."""
-        deadline = time.monotonic() + timeout_s
-        self._open(0, self._address, timeout_s, token)
-        first = self._granted()[0]
-        for rank in range(1, first.num_ffn_ranks):
-            self._open(rank, first.addresses[rank], deadline - time.monotonic(), token)
-        grants = self._granted()
-        capacities = {grant.capacity for grant in grants}
-        if len(capacities) > 1:
-            raise HandshakeRefused(
-                f"F ranks grant different capacities: {', '.join(str(grant.capacity) for grant in grants)}",
-                remedy="start every F rank with the same --max-num-batched-tokens",
-            )
-        plane = self._data_plane
+        """Attach to every F rank; ``timeout_s`` bounds the wait for all of them together."""
+        self._token = token
+        self._grants = self._attempt.open(timeout_s, token)
+        first, plane = self._grants[0], self._data_plane
         geometry = WindowGeometry(
             self._attach.stages, first.capacity, plane.hidden_size, plane.top_k, plane.element_size
         )
+        client = plane.make_client(geometry, self._grants)
         with self._changed:
-            self._raise_if_failed()
-            self._geometry = geometry
-            self.client = plane.make_client(geometry, grants)
-            self._changed.notify_all()
+            self._geometry, self.client = geometry, client
+        self._attempt.use(geometry, client.set_link)
         self._log.info(
             "Attached to %d F rank(s): session %s, capacity %d rows, experts %s",
-            len(grants),
+            len(self._grants),
             first.session,
             first.capacity,
             "+".join(map(str, first.expert_counts)),
@@ -110,17 +106,8 @@ class AttentionSession:
 
     def declare_layers(self, names: list[str]) -> None:
         """Tell F which layers this rank built; handle i of the ops stands for ``names[i]`` from now on."""
-        for link in self.links:
-            link.send(Layers(names=names))
-        self._wait(
-            lambda: len(self._layers) == len(self.links),
-            lambda: f"the answer to {len(names)} layer names",
-            LAYERS_TIMEOUT_S,
-        )
-        indices = self._layers[0]
-        for rank, theirs in self._layers.items():
-            if theirs != indices or len(theirs) != len(names):
-                raise HandshakeRefused(f"F rank {rank} numbers the layers as {theirs}, F rank 0 as {indices}")
+        indices = self._attempt.declare_layers(names)
+        self._names = list(names)
         if self.client is not None:
             self.client.set_layers(indices)
 
@@ -129,7 +116,13 @@ class AttentionSession:
 
         Gives up only when no F rank made any progress for ``patience_s`` seconds.
         """
-        self._wait(lambda: len(self._attached) == len(self.links), self._standing, patience_s)
+        self._attempt.wait_ready(patience_s)
+        with self._changed:
+            if self._attempt.failure is not None:
+                raise self._attempt.failure
+            self._established = True
+        if self._data_plane.can_hold:
+            threading.Thread(target=self._watch, name="ffn_faas-watch", daemon=True).start()
 
     def close(self) -> None:
         """Detach and close the sockets. Idempotent; blocks for about a second at most."""
@@ -137,96 +130,110 @@ class AttentionSession:
             if self._closing:
                 return
             self._closing = True
-        for link in self.links:
-            with suppress(SessionLost):
-                link.send(Detach())
-            link.close()
+            self._changed.notify_all()
+        self._attempt.close()
         if self.client is not None:
             self.client.fail("this Attention has detached from F")
 
-    def _open(self, rank: int, address: str, timeout_s: float, token: str | None) -> None:
-        link = FLink(rank, address, self._log)
-        link.attach(self._attach, token, timeout_s)
-        self.links.append(link)
-        link.read(self._on_message, self._on_close)
+    @property
+    def _is_done(self) -> bool:
+        return self._closing or self._failed
 
-    def _granted(self) -> list[Granted]:
-        return [link.granted for link in self.links if link.granted is not None]
-
-    def _wait(self, done: Callable[[], bool], what: Callable[[], str], patience_s: float) -> None:
-        started = time.monotonic()
-        next_log = started + LOG_EVERY_S
-        standing, moved = self._standing(), started
+    def _over(self, attempt: Attempt, error: FfnError, final: bool) -> None:
+        """The attachment is over: hold, or fail for good."""
         with self._changed:
-            while not done():
-                self._raise_if_failed()
-                self._changed.wait(timeout=0.2)
-                now = time.monotonic()
-                if self._standing() != standing:
-                    standing, moved = self._standing(), now
-                if now - moved > patience_s:
-                    raise SessionLost(
-                        f"A rank {self._attach.attention_rank} waited {patience_s:g} s without any progress for "
-                        f"{what()}"
-                    )
-                if now >= next_log:
-                    self._log.info("Waiting for %s (%.0f s)", what(), now - started)
-                    next_log = now + LOG_EVERY_S
-            self._raise_if_failed()
-
-    def _standing(self) -> str:
-        return ", ".join(
-            f"{link}: " + ("attached" if link.rank in self._attached else f"{link.phase} {link.progress:.0%}")
-            for link in self.links
-        )
-
-    def _raise_if_failed(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _on_message(self, link: FLink, message: AnyMessage) -> None:
-        if isinstance(message, Windows):
-            self._map(link, message)
-            return
-        with self._changed:
-            if isinstance(message, LayersAccepted):
-                self._layers[link.rank] = message.indices
-            elif isinstance(message, Attached):
-                self._attached.add(link.rank)
-            elif isinstance(message, Refused):
-                self._fail(HandshakeRefused(f"{link} refused this Attention rank: {message.reason}"))
-            elif isinstance(message, Ended):
-                self._fail(SessionLost(f"{link} ended the session: {message.reason}"))
+            if self._is_done or attempt is not self._attempt or self._lost is not None:
+                return
+            self._lost = error
+            if self._established and self._policy.reattach_timeout_s and not final:
+                cast(HoldingClient, self.client).hold()
             else:
-                self._fail(SessionLost(f"{link} sent an unexpected {message.type!r}"))
+                self._fail(error)
             self._changed.notify_all()
 
-    def _map(self, link: FLink, message: Windows) -> None:
-        with self._changed:
-            while self._geometry is None and self._failure is None and not self._closing:
-                self._changed.wait(timeout=0.2)
-            client, geometry = self.client, self._geometry
-        if client is None or geometry is None or link.granted is None:
-            return
-        offer = WindowOffer(message.broker, message.ticket, message.nbytes, message.dispatch)
-        try:
-            arena = self._data_plane.fetch_windows(offer, geometry, link.granted.epoch, 10.0)
-            client.set_link(link.rank, arena)
-            link.send(WindowsMapped(combine=getattr(arena, "combine", None)))
-        except (FfnError, OSError) as error:
-            with self._changed:
-                self._fail(SessionLost(f"the windows of {link} cannot be mapped: {error}"))
-
-    def _on_close(self, link: FLink, reason: str) -> None:
-        with self._changed:
-            self._fail(SessionLost(f"{link} is lost: {reason}"))
-
     def _fail(self, error: FfnError) -> None:
-        """The first failure wins; called with the condition held."""
-        if self._failure is not None or self._closing:
-            return
-        self._failure = error
+        """With the condition held."""
+        self._failed = True
         self._log.error("ffn_faas session ended: %s", error)
         if self.client is not None:
             self.client.fail(str(error))
-        self._changed.notify_all()
+
+    def _watch(self) -> None:
+        """Thread: look after overdue answers, attach again when F is lost."""
+        client = cast(HoldingClient, self.client)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_done or self._lost is not None, WATCH_EVERY_S)
+                lost, attempt = self._lost, self._attempt
+                if self._is_done:
+                    return
+            if lost is not None:
+                self._come_back(lost)
+                continue
+            seconds, rank = client.longest_wait()
+            if seconds > self._policy.answer_timeout_s:
+                text = f"{attempt.links[rank]} has not answered a post for {seconds:.0f} s (answer_timeout_s)"
+                self._over(attempt, SessionLost(text), final=False)
+
+    def _come_back(self, lost: FfnError) -> None:
+        timeout_s = self._policy.reattach_timeout_s
+        started = time.monotonic()
+        self._log.warning("%s; requests wait while this Attention attaches again, for up to %g s", lost, timeout_s)
+        self._attempt.close(returning=True)
+        why: FfnError = lost
+        while (left := started + timeout_s - time.monotonic()) > 0 and not self._is_done:
+            attempt = self._next_attempt()
+            try:
+                self._attach_again(attempt, left)
+            except HandshakeRefused as error:
+                attempt.close()
+                why = error
+                break
+            except FfnError as error:
+                attempt.close(returning=True)
+                why = error
+                time.sleep(min(RETRY_S, max(0.0, started + timeout_s - time.monotonic())))
+            else:
+                seconds = time.monotonic() - started
+                self._log.warning("F is back after %.1f s; this Attention goes on (%s)", seconds, lost)
+                return
+        with self._changed:
+            if self._is_done:
+                return
+            if isinstance(why, HandshakeRefused):
+                self._fail(HandshakeRefused(f"attaching again after a loss ({lost}): {why}"))
+            else:
+                text = f"F did not come back within {timeout_s:g} s (reattach_timeout_s); lost: {lost}; last: {why}"
+                self._fail(SessionLost(text, remedy="start F, then this Attention"))
+
+    def _next_attempt(self) -> Attempt:
+        self._attach = self._attach.model_copy(
+            update={
+                "attempt": self._attach.attempt + 1,
+                "capacity": self._grants[0].capacity,
+                "capacity_is_required": True,
+            }
+        )
+        return Attempt(self._address, self._attach, self._data_plane, self._log, self._over)
+
+    def _attach_again(self, attempt: Attempt, left: float) -> None:
+        deadline = time.monotonic() + left
+        grants = attempt.open(left, self._token)
+        now, before = grants[0].expert_counts, self._grants[0].expert_counts
+        if now != before:
+            raise HandshakeRefused(
+                f"experts per F rank: F has {now} now, it had {before}", remedy="start F with as many ranks as before"
+            )
+        if self._geometry is not None:
+            attempt.use(self._geometry)
+        layers = attempt.declare_layers(self._names, min(LAYERS_TIMEOUT_S, max(0.0, deadline - time.monotonic())))
+        rest = max(0.0, deadline - time.monotonic())
+        attempt.wait_ready(rest, rest)
+        with self._changed:
+            if attempt.failure is not None:
+                raise attempt.failure
+            if self._is_done:
+                raise SessionLost("this Attention is closing")
+            cast(HoldingClient, self.client).resume([attempt.arenas[rank] for rank in range(len(grants))], layers)
+            self._attempt, self._lost = attempt, None
+            self.reattached += 1

@@ -40,6 +40,7 @@ class CloseRequest:
     """Somebody else ends this session."""
 
     reason: str
+    final: bool
 
 
 class PhaseChanged:
@@ -59,7 +60,7 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
         await frames.refuse(socket, f"first message: attach was expected, got {attach.type}")
         return
     if state.stop:
-        await frames.refuse(socket, f"F is stopping: {state.stop.reason}")
+        await frames.refuse(socket, f"F is stopping: {state.stop.reason}", final=False)
         return
     while not state.world.formed.is_set():
         if not await frames.send(socket, Progress(phase=Phase.STARTING.value, progress=0.0)):
@@ -87,12 +88,14 @@ class AttachedRank:
         self._state = state
         self._attach = attach
         self._geometry = geometry
+        self._returning = False
         self._events: Mailbox[Event] = Mailbox()
         self._link = Link(
             attention_rank=attach.attention_rank,
             peer=attach.peer,
-            close=lambda reason: self._events.put(CloseRequest(reason)),
+            close=lambda reason, final: self._events.put(CloseRequest(reason, final)),
             window_bytes=window_layout(geometry).nbytes,
+            attempt=attach.attempt,
         )
         self._session: Session = state.sessions.join(attach, geometry.capacity, self._link)
         self._name = f"A rank {attach.attention_rank}/{attach.num_attention_ranks} of instance {attach.instance}"
@@ -121,9 +124,10 @@ class AttachedRank:
             if event is None:
                 return "its connection closed"
             if isinstance(event, Detach):
+                self._returning = event.returning
                 return "it detached"
             if isinstance(event, CloseRequest):
-                await frames.send(self._socket, Ended(reason=event.reason))
+                await frames.send(self._socket, Ended(reason=event.reason, final=event.final))
                 return event.reason
             if isinstance(event, PhaseChanged):
                 await self._phase_changed()
@@ -145,7 +149,7 @@ class AttachedRank:
             addresses=state.world.addresses,
             expert_counts=state.experts_per_rank,
             capacity=self._session.capacity,
-            epoch=self._session.epoch,
+            epoch=self._link.epoch,
             software_version=__version__,
         )
         await frames.send(self._socket, granted)
@@ -173,7 +177,7 @@ class AttachedRank:
             return
         owned = self._state.experts_per_rank[self._state.config.world.rank]
         self._link.window, offer = await asyncio.to_thread(
-            connector.open_link, self._geometry, self._session.epoch, [owned] * len(spec.layers)
+            connector.open_link, self._geometry, self._link.epoch, [owned] * len(spec.layers)
         )
         await frames.send(self._socket, Windows(**vars(offer)))
 
@@ -194,5 +198,5 @@ class AttachedRank:
         if connector is not None and window is not None:
             connector.close_link(window)
         log.info("%s left: %s", self._name, reason)
-        for other in self._state.sessions.leave(self._session, self._link.attention_rank, reason):
-            other.close(f"{self._name} is gone ({reason})")
+        for other in self._state.sessions.leave(self._session, self._link, reason, returning=self._returning):
+            other.close(f"{self._name} is gone ({reason})", True)

@@ -26,10 +26,10 @@ async def send(socket: WebSocket, message: BaseModel) -> bool:
     return True
 
 
-async def refuse(socket: WebSocket, reason: str) -> None:
+async def refuse(socket: WebSocket, reason: str, *, final: bool = True) -> None:
     """Send Refused with ``reason`` and close."""
     log.warning("refused a peer: %s", reason)
-    if await send(socket, messages.Refused(reason=reason)):
+    if await send(socket, messages.Refused(reason=reason, final=final)):
         await close(socket, POLICY_VIOLATION)
 
 

@@ -54,6 +54,8 @@ class Attach(Message):
     """For logs: the program and its version, for example "vllm 0.32.0"."""
     instance: str = Field(min_length=1, max_length=128)
     """Names the Attention instance; equal on all its ranks, new at every start."""
+    attempt: int = Field(0, ge=0)
+    """How often this process has attached before: a higher one replaces what is left of a lower one."""
     attention_rank: int = Field(ge=0)
     num_attention_ranks: int = Field(ge=1)
     num_ffn_ranks: int | None = None
@@ -86,6 +88,8 @@ class Refused(Message):
     type: Literal["refused"] = "refused"
     reason: str
     """Names both values and the remedy; A raises with this very text."""
+    final: bool = True
+    """False: trying again may help, F is about to stop."""
 
 
 class Progress(Message):
@@ -142,11 +146,15 @@ class Attached(Message):
 
 class Detach(Message):
     type: Literal["detach"] = "detach"
+    returning: bool = False
+    """This A rank will attach again at once: the other ranks of its instance stay attached."""
 
 
 class Ended(Message):
     type: Literal["ended"] = "ended"
     reason: str
+    final: bool = True
+    """False: F goes away, and A may wait for the next one. True: this Attention is at fault, or has lost a rank."""
 
 
 class WorldJoin(Message):

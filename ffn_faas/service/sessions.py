@@ -28,9 +28,13 @@ class Link:
 
     attention_rank: int
     peer: str
-    close: Callable[[str], None]
+    close: Callable[[str, bool], None]
+    """(reason, whether that is final): end the session."""
     window_bytes: int
     """Shared memory of this pair, counted from the grant on."""
+    attempt: int = 0
+    epoch: int = 0
+    """Of this link's windows; set by ``SessionRegistry.join``, never used again."""
     window: int | None = None
     attached: bool = False
 
@@ -41,7 +45,6 @@ class Session:
 
     id: str
     instance: str
-    epoch: int
     num_attention_ranks: int
     capacity: int
     stages: int
@@ -77,13 +80,19 @@ class SessionRegistry:
                 f"sessions: {len(sessions)} Attention instances are attached, F serves at most {limits.max_sessions} "
                 "(--max-sessions); raise it or detach one"
             )
-        used = self.window_bytes
+        used = self.window_bytes - self._replaced_bytes(attach)
         if limits.window_memory is not None and used + window_bytes > limits.window_memory:
             return (
                 f"window memory: this A rank needs {window_bytes} bytes, {used} of {limits.window_memory} "
                 "(--window-memory) are granted; raise it, or attach with a smaller capacity"
             )
         return None
+
+    def _replaced_bytes(self, attach: Attach) -> int:
+        with self._lock:
+            session = self._sessions.get(attach.instance)
+            stale = session.links.get(attach.attention_rank) if session is not None else None
+            return stale.window_bytes if stale is not None else 0
 
     def conflict(self, attach: Attach) -> str | None:
         """Why ``attach`` contradicts what its instance already holds here; None when it does not."""
@@ -98,32 +107,46 @@ class SessionRegistry:
                 )
             if session.stages != attach.stages:
                 return f"instance {attach.instance} attached with {session.stages} stages, now {attach.stages}"
-            if attach.attention_rank in session.links:
+            link = session.links.get(attach.attention_rank)
+            if link is not None and link.attempt >= attach.attempt:
                 return f"A rank {attach.attention_rank} of instance {attach.instance} is already attached"
             return None
 
     def join(self, attach: Attach, capacity: int, link: Link) -> Session:
-        """Add an A rank to its instance's session, which the first one opens. ``conflict`` was None just before."""
+        """Add an A rank to its instance's session, which the first one opens. ``conflict`` was None just before.
+
+        What is left of an earlier attempt of the same rank is replaced and closed.
+        """
         with self._lock:
             session = self._sessions.get(attach.instance)
             if session is None:
                 session = Session(
                     id=secrets.token_hex(6),
                     instance=attach.instance,
-                    epoch=self._next_epoch,
                     num_attention_ranks=attach.num_attention_ranks,
                     capacity=capacity,
                     stages=attach.stages,
                 )
-                self._next_epoch = self._next_epoch % ((1 << 24) - 1) + 1
                 self._sessions[attach.instance] = session
+            link.epoch = self._next_epoch
+            self._next_epoch = self._next_epoch % ((1 << 24) - 1) + 1
+            stale = session.links.get(attach.attention_rank)
             session.links[attach.attention_rank] = link
-            return session
+        if stale is not None:
+            stale.close("this A rank has attached again", False)
+        return session
 
-    def leave(self, session: Session, attention_rank: int, reason: str) -> list[Link]:
-        """Take an A rank out; returns the links of its instance that have to end with it (the session is over)."""
+    def leave(self, session: Session, link: Link, reason: str, *, returning: bool = False) -> list[Link]:
+        """Take an A rank out; returns the links of its instance that have to end with it (the session is over).
+
+        Those are none when the rank has attached again meanwhile, or is ``returning``.
+        """
         with self._lock:
-            session.links.pop(attention_rank, None)
+            if session.links.get(link.attention_rank) is not link:
+                return []
+            del session.links[link.attention_rank]
+            if returning and session.links:
+                return []
             others = list(session.links.values())
             if self._sessions.get(session.instance) is session:
                 del self._sessions[session.instance]
@@ -135,10 +158,10 @@ class SessionRegistry:
         for session in self.snapshot():
             for link in list(session.links.values()):
                 if link.window == window:
-                    link.close(reason)
+                    link.close(reason, True)
 
     def end_all(self, reason: str) -> None:
         """Tell every A rank that its session ends; the sockets' own handlers then leave."""
         for session in self.snapshot():
             for link in list(session.links.values()):
-                link.close(reason)
+                link.close(reason, False)

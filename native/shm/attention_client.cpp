@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <stdexcept>
 
+#include "shm/chunk.hpp"
 #include "shm/convert.hpp"
 
 namespace ffn {
@@ -40,7 +40,6 @@ AttentionClient::AttentionClient(const Geometry& geometry, std::vector<int64_t> 
     : geometry_(geometry),
       expert_counts_(std::move(expert_counts)),
       spin_ns_(spin_us * 1000),
-      links_(expert_counts_.size()),
       stages_(geometry.stages),
       table_{FFN_ATTENTION_TABLE_VERSION, this, table_dispatch, table_combine} {
   geometry.check();
@@ -50,52 +49,113 @@ AttentionClient::AttentionClient(const Geometry& geometry, std::vector<int64_t> 
     if (count < 0) throw std::invalid_argument("an expert count is negative");
     first_expert_.push_back(first_expert_.back() + count);
   }
-  for (Outstanding& stage : stages_) {
-    stage.sent.resize(expert_counts_.size());
-    stage.sequences.resize(expert_counts_.size());
-  }
+  for (Outstanding& stage : stages_) stage.sent.resize(expert_counts_.size());
+  auto empty = std::make_shared<Attachment>();
+  empty->links.resize(expert_counts_.size());
+  replace(std::move(empty));
 }
 
 AttentionClient::~AttentionClient() = default;
 
 void AttentionClient::set_layers(std::vector<int32_t> layers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const Outstanding& stage : stages_) {
-    if (stage.active) throw std::logic_error("layers cannot change while a post is outstanding");
-  }
-  layers_ = std::move(layers);
+  require_idle("layers");
+  auto next = std::make_shared<Attachment>(*attachment_);
+  next->layers = std::move(layers);
+  replace(std::move(next));
 }
 
 void AttentionClient::set_link(int64_t ffn_rank, std::shared_ptr<Arena> arena) {
-  if (ffn_rank < 0 || ffn_rank >= static_cast<int64_t>(links_.size())) {
-    throw std::invalid_argument("there is no F rank " + text(ffn_rank) + " among " + text(links_.size()));
+  if (ffn_rank < 0 || ffn_rank >= static_cast<int64_t>(expert_counts_.size())) {
+    throw std::invalid_argument("there is no F rank " + text(ffn_rank) + " among " + text(expert_counts_.size()));
   }
-  if (!(arena->geometry == geometry_)) throw std::invalid_argument("the windows have another geometry than the client");
+  auto link = new_link(std::move(arena));
   std::lock_guard<std::mutex> lock(mutex_);
-  for (Outstanding& stage : stages_) {
-    if (stage.active) throw std::logic_error("windows cannot change while a post is outstanding");
-    stage.sequences[ffn_rank] = 0;
+  require_idle("windows");
+  auto next = std::make_shared<Attachment>(*attachment_);
+  next->links[ffn_rank] = std::move(link);
+  replace(std::move(next));
+}
+
+std::shared_ptr<AttentionClient::Link> AttentionClient::new_link(std::shared_ptr<Arena> arena) const {
+  if (!(arena->geometry == geometry_)) throw std::invalid_argument("the windows have another geometry than the client");
+  auto link = std::make_shared<Link>();
+  link->arena = std::move(arena);
+  link->sequences.resize(geometry_.stages);
+  return link;
+}
+
+void AttentionClient::replace(std::shared_ptr<const Attachment> attachment) {
+  attachment_ = std::move(attachment);
+  current_.store(attachment_.get(), std::memory_order_release);
+}
+
+void AttentionClient::require_idle(const char* what) const {
+  const auto is_active = [](const Outstanding& stage) { return stage.active; };
+  if (std::any_of(stages_.begin(), stages_.end(), is_active)) {
+    throw std::logic_error(std::string(what) + " cannot change while a post is outstanding");
   }
-  links_[ffn_rank] = std::move(arena);
+}
+
+void AttentionClient::hold() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (control_.load() != Control::kRun) return;
+  control_.store(Control::kHold, std::memory_order_release);
+  wake();
+}
+
+void AttentionClient::resume(std::vector<std::shared_ptr<Arena>> arenas, std::vector<int32_t> layers) {
+  auto next = std::make_shared<Attachment>();
+  if (arenas.size() != expert_counts_.size()) {
+    throw std::invalid_argument("windows of " + text(arenas.size()) + " F ranks, there are " +
+                                text(expert_counts_.size()));
+  }
+  for (auto& arena : arenas) next->links.push_back(new_link(std::move(arena)));
+  next->layers = std::move(layers);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (next->layers.size() != attachment_->layers.size()) {
+    throw std::invalid_argument(text(next->layers.size()) + " layers, there were " + text(attachment_->layers.size()));
+  }
+  if (control_.load() == Control::kFatal) return;
+  replace(std::move(next));
+  control_.store(Control::kRun, std::memory_order_release);
+  changed_.notify_all();
 }
 
 void AttentionClient::fail(const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (failed_.load()) return;
+  if (control_.load() == Control::kFatal) return;
   reason_ = reason;
-  failed_.store(true, std::memory_order_release);
+  control_.store(Control::kFatal, std::memory_order_release);
+  wake();
+}
+
+void AttentionClient::wake() const {
   full_fence();
-  for (const auto& arena : links_) {
-    for (int64_t stage = 0; arena != nullptr && stage < geometry_.stages; ++stage) {
-      wake_if_sleeping(arena->combine_sleeping(stage));
+  for (const Outstanding& stage : stages_) {
+    const Attachment* attachment = stage.active ? stage.attachment.get() : nullptr;
+    for (size_t rank = 0; attachment != nullptr && rank < attachment->links.size(); ++rank) {
+      wake_if_sleeping(attachment->links[rank]->arena->combine_sleeping(&stage - stages_.data()));
     }
   }
+  changed_.notify_all();
 }
 
 void AttentionClient::throw_if_failed() const {
-  if (!failed_.load(std::memory_order_acquire)) return;
+  if (control_.load(std::memory_order_acquire) != Control::kFatal) return;
   std::lock_guard<std::mutex> lock(mutex_);
   throw std::runtime_error(reason_);
+}
+
+std::pair<int64_t, int64_t> AttentionClient::longest_wait() const {
+  std::pair<int64_t, int64_t> longest{0, 0};
+  if (control_.load(std::memory_order_acquire) != Control::kRun) return longest;
+  const int64_t now = now_ns();
+  for (const Outstanding& stage : stages_) {
+    const int64_t since = stage.waiting_since.load(std::memory_order_relaxed);
+    if (since != 0) longest = std::max(longest, {now - since, stage.waiting_for.load(std::memory_order_relaxed)});
+  }
+  return longest;
 }
 
 void AttentionClient::check(const ffn_attention_call& call) const {
@@ -114,91 +174,64 @@ void AttentionClient::check(const ffn_attention_call& call) const {
   if (call.rows < 0) throw std::invalid_argument("a negative number of rows");
 }
 
-template <typename Id>
-void AttentionClient::check_ids(const ffn_attention_call& call) const {
-  const auto* ids = static_cast<const Id*>(call.ids);
-  const auto experts = static_cast<Id>(first_expert_.back());
-  const int64_t count = call.rows * call.top_k;
-  const auto* bad = std::find_if(ids, ids + count, [experts](Id id) { return id < -1 || id >= experts; });
-  if (bad == ids + count) return;
-  throw std::invalid_argument("row " + text((bad - ids) / call.top_k) + " names expert " + text(*bad) + " of " +
-                              text(experts));
+void AttentionClient::check_outstanding(const ffn_attention_call& call) const {
+  const Outstanding& state = stages_[call.stage];
+  if (!state.active) throw std::logic_error("stage " + text(call.stage) + " has no post to combine");
+  if (state.rows != call.rows || state.handle != call.handle) {
+    throw std::invalid_argument("combine of " + text(call.rows) + " rows of layer " + text(call.handle) + ", but " +
+                                text(state.rows) + " rows of layer " + text(state.handle) + " were dispatched");
+  }
 }
 
 void AttentionClient::dispatch(const ffn_attention_call& call) {
   throw_if_failed();
   check(call);
-  if (call.ids_are_int64) {
-    check_ids<int64_t>(call);
-  } else {
-    check_ids<int32_t>(call);
-  }
+  check_ids(call, first_expert_.back());
   Outstanding& state = stages_[call.stage];
+  std::shared_ptr<const Attachment> attachment;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state.active) {
       throw std::logic_error("stage " + text(call.stage) + " has a post outstanding: combine it first");
     }
-    if (call.handle < 0 || call.handle >= static_cast<int64_t>(layers_.size())) {
-      throw std::invalid_argument("there is no layer " + text(call.handle) + " among " + text(layers_.size()));
+    if (call.handle < 0 || call.handle >= static_cast<int64_t>(attachment_->layers.size())) {
+      throw std::invalid_argument("there is no layer " + text(call.handle) + " among " +
+                                  text(attachment_->layers.size()));
     }
-    for (size_t rank = 0; rank < links_.size(); ++rank) {
-      if (links_[rank] == nullptr) throw std::logic_error("the windows of F rank " + text(rank) + " are not set");
+    for (size_t rank = 0; rank < attachment_->links.size(); ++rank) {
+      if (attachment_->links[rank] == nullptr) {
+        throw std::logic_error("the windows of F rank " + text(rank) + " are not set");
+      }
     }
+    if (control_.load() == Control::kRun) attachment = attachment_;
     state.active = true;
+    state.attachment = attachment;
   }
   state.rows = call.rows;
   state.handle = call.handle;
-  send_chunk(call, 0);
+  state.begin = 0;
+  if (attachment != nullptr) send_chunk(call, 0, std::move(attachment));
 }
 
-template <typename Id>
-void AttentionClient::fill_windows(const ffn_attention_call& call, int64_t ffn_rank, Outstanding& state) const {
-  const Arena& arena = *links_[ffn_rank];
-  const int64_t top_k = call.top_k;
-  const auto first = static_cast<Id>(first_expert_[ffn_rank]);
-  const auto last = static_cast<Id>(first_expert_[ffn_rank + 1]);
-  const auto* ids = static_cast<const Id*>(call.ids);
-  int32_t* local_ids = arena.dispatch_ids(call.stage);
-  float* weights = arena.dispatch_weights(call.stage);
-  std::vector<int32_t>& sent = state.sent[ffn_rank];
-  sent.clear();
-  for (int64_t row = state.begin; row < state.end; ++row) {
-    const Id* row_ids = ids + row * top_k;
-    const auto is_local = [first, last](Id id) { return id >= first && id < last; };
-    if (!std::any_of(row_ids, row_ids + top_k, is_local)) continue;
-    const int64_t place = static_cast<int64_t>(sent.size()) * top_k;
-    for (int64_t k = 0; k < top_k; ++k) {
-      const bool local = is_local(row_ids[k]);
-      local_ids[place + k] = local ? static_cast<int32_t>(row_ids[k] - first) : -1;
-      weights[place + k] = local ? call.weights[row * top_k + k] : 0.0f;
-    }
-    sent.push_back(static_cast<int32_t>(row - state.begin));
-  }
-  const int64_t row_bytes = geometry_.hidden_size * geometry_.element_size;
-  const char* source = static_cast<const char*>(call.x) + state.begin * row_bytes;
-  char* target = arena.dispatch_hidden(call.stage);
-  for (size_t from = 0, to; from < sent.size(); from = to) {
-    // Neighbouring rows go in one copy; with one F rank that is the whole chunk.
-    for (to = from + 1; to < sent.size() && sent[to] == sent[to - 1] + 1;) ++to;
-    std::memcpy(target + from * row_bytes, source + sent[from] * row_bytes, (to - from) * row_bytes);
-  }
+std::shared_ptr<const AttentionClient::Attachment> AttentionClient::attachment_to_send() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return control_.load() != Control::kHold; });
+  if (control_.load() == Control::kFatal) throw std::runtime_error(reason_);
+  return attachment_;
 }
 
-void AttentionClient::send_chunk(const ffn_attention_call& call, int64_t begin) {
+void AttentionClient::send_chunk(const ffn_attention_call& call, int64_t begin,
+                                 std::shared_ptr<const Attachment> attachment) {
   Outstanding& state = stages_[call.stage];
   state.begin = begin;
   state.end = std::min(call.rows, begin + geometry_.capacity);
-  for (size_t rank = 0; rank < links_.size(); ++rank) {
-    if (call.ids_are_int64) {
-      fill_windows<int64_t>(call, rank, state);
-    } else {
-      fill_windows<int32_t>(call, rank, state);
-    }
-    const Arena& arena = *links_[rank];
-    arena.dispatch_head(call.stage)[0].store(layers_[call.handle], std::memory_order_relaxed);
+  for (size_t rank = 0; rank < attachment->links.size(); ++rank) {
+    Link& link = *attachment->links[rank];
+    const Arena& arena = *link.arena;
+    fill_window(call, arena, first_expert_[rank], first_expert_[rank + 1], begin, state.end, state.sent[rank]);
+    arena.dispatch_head(call.stage)[0].store(attachment->layers[call.handle], std::memory_order_relaxed);
     arena.dispatch_head(call.stage)[1].store(static_cast<int32_t>(state.sent[rank].size()), std::memory_order_relaxed);
-    const uint64_t flag = make_flag(arena.epoch, ++state.sequences[rank]);
+    const uint64_t flag = make_flag(arena.epoch, ++link.sequences[call.stage]);
     arena.dispatch_flag(call.stage).store(flag, std::memory_order_release);
     full_fence();
     if (arena.receiver_sleeping().load(std::memory_order_relaxed) != 0) {
@@ -208,45 +241,66 @@ void AttentionClient::send_chunk(const ffn_attention_call& call, int64_t begin) 
     }
   }
   posts.fetch_add(1, std::memory_order_relaxed);
+  if (state.attachment == attachment) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  state.attachment = std::move(attachment);
 }
 
 void AttentionClient::combine(const ffn_attention_call& call, void* out) {
   throw_if_failed();
   check(call);
+  check_outstanding(call);
   Outstanding& state = stages_[call.stage];
-  if (!state.active) throw std::logic_error("stage " + text(call.stage) + " has no post to combine");
-  if (state.rows != call.rows || state.handle != call.handle) {
-    throw std::invalid_argument("combine of " + text(call.rows) + " rows of layer " + text(call.handle) + ", but " +
-                                text(state.rows) + " rows of layer " + text(state.handle) + " were dispatched");
-  }
+  std::vector<const Arena*> arenas;
   for (;;) {
-    await_chunk(call.stage);
-    sum_chunk(call, out);
+    while (!await_chunk(call.stage)) {
+      send_chunk(call, state.begin, attachment_to_send());
+      resent.fetch_add(1, std::memory_order_relaxed);
+    }
+    arenas.clear();
+    for (const auto& link : state.attachment->links) arenas.push_back(link->arena.get());
+    sum_partials(call, arenas, state.sent, state.begin, state.end, out);
     if (state.end >= call.rows) break;
-    send_chunk(call, state.end);
+    send_chunk(call, state.end, attachment_to_send());
   }
   std::lock_guard<std::mutex> lock(mutex_);
   state.active = false;
+  state.attachment = nullptr;
 }
 
-void AttentionClient::await_chunk(int64_t stage) {
+bool AttentionClient::await_chunk(int64_t stage) {
+  Outstanding& state = stages_[stage];
+  const Attachment* attachment = state.attachment.get();
+  if (attachment == nullptr) return false;
   const int64_t start = now_ns();
-  const Outstanding& state = stages_[stage];
-  for (size_t rank = 0; rank < links_.size(); ++rank) {
-    await_flag(*links_[rank], stage, make_flag(links_[rank]->epoch, state.sequences[rank]));
+  bool answered = true;
+  state.waiting_for.store(0, std::memory_order_relaxed);
+  state.waiting_since.store(start, std::memory_order_relaxed);
+  for (size_t rank = 0; answered && rank < attachment->links.size(); ++rank) {
+    const Link& link = *attachment->links[rank];
+    state.waiting_for.store(static_cast<int64_t>(rank), std::memory_order_relaxed);
+    answered = await_flag(*link.arena, attachment, stage, make_flag(link.arena->epoch, link.sequences[stage]));
   }
+  state.waiting_since.store(0, std::memory_order_relaxed);
   wait_ns.fetch_add(now_ns() - start, std::memory_order_relaxed);
+  return answered;
 }
 
-void AttentionClient::await_flag(const Arena& arena, int64_t stage, uint64_t flag) {
+bool AttentionClient::is_away(const Attachment* attachment) const {
+  throw_if_failed();
+  return control_.load(std::memory_order_acquire) != Control::kRun ||
+         current_.load(std::memory_order_acquire) != attachment;
+}
+
+bool AttentionClient::await_flag(const Arena& arena, const Attachment* attachment, int64_t stage, uint64_t flag) {
   const Flag& answered = arena.combine_flag(stage);
   const auto ready = [&] { return answered.load(std::memory_order_acquire) == flag; };
-  if (ready()) return;
+  if (ready()) return true;
   const int64_t spin_deadline = now_ns() + spin_ns_;
   do {
     pause_cpu();
-    if (ready()) return;
-    throw_if_failed();
+    if (ready()) return true;
+    if (is_away(attachment)) return false;
   } while (now_ns() < spin_deadline);
   sleeps.fetch_add(1, std::memory_order_relaxed);
   Word& sleeping = arena.combine_sleeping(stage);
@@ -254,40 +308,10 @@ void AttentionClient::await_flag(const Arena& arena, int64_t stage, uint64_t fla
     sleeping.store(1, std::memory_order_relaxed);
     full_fence();
     const bool done = ready();
-    if (!done && !failed_.load(std::memory_order_acquire)) futex_wait(sleeping, 1, kSleepNs);
+    if (!done && control_.load(std::memory_order_acquire) == Control::kRun) futex_wait(sleeping, 1, kSleepNs);
     sleeping.store(0, std::memory_order_relaxed);
-    if (done || ready()) return;
-    throw_if_failed();
-  }
-}
-
-void AttentionClient::sum_chunk(const ffn_attention_call& call, void* out) const {
-  const Outstanding& state = stages_[call.stage];
-  const int64_t hidden = geometry_.hidden_size;
-  const int64_t row_bytes = hidden * dtype_size(call.dtype);
-  char* target = static_cast<char*>(out) + state.begin * row_bytes;
-  std::vector<size_t> next(links_.size(), 0);
-  std::vector<float> sum(hidden);
-  for (int32_t row = 0; row < state.end - state.begin; ++row, target += row_bytes) {
-    const float* first = nullptr;
-    bool added = false;
-    for (size_t rank = 0; rank < links_.size(); ++rank) {
-      const std::vector<int32_t>& sent = state.sent[rank];
-      if (next[rank] == sent.size() || sent[next[rank]] != row) continue;
-      const float* partial = links_[rank]->combine_partial(call.stage) + next[rank]++ * hidden;
-      if (first == nullptr) {
-        first = partial;
-        continue;
-      }
-      if (!added) std::memcpy(sum.data(), first, hidden * sizeof(float));
-      add_row(sum.data(), partial, hidden);
-      added = true;
-    }
-    if (first == nullptr) {
-      std::memset(target, 0, row_bytes);
-    } else {
-      store_row(added ? sum.data() : first, target, hidden, call.dtype);
-    }
+    if (done || ready()) return true;
+    if (is_away(attachment)) return false;
   }
 }
 

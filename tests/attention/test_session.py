@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ffn_faas.attention.session import AttentionSession, DataPlane
+from ffn_faas.attention.attempt import DataPlane
+from ffn_faas.attention.session import AttentionSession
 from ffn_faas.connectors.base import WindowGeometry, WindowOffer
 from ffn_faas.errors import HandshakeRefused, SessionLost
 from ffn_faas.protocol.messages import (
