@@ -70,7 +70,8 @@ class Attention:
         return lines
 
     def rest(self) -> list[str]:
-        output, _ = self.process.communicate(timeout=90)
+        output = self.process.stdout.read()
+        self.process.wait(30)
         return output.split("\n")[:-1]
 
     def log(self) -> str:
@@ -107,6 +108,7 @@ def undisturbed(model: Path) -> list[str]:
     try:
         with attention(f) as run:
             lines = run.rest()
+            assert run.process.returncode == 0
     finally:
         f.kill()
     assert len(lines) == ROUNDS
