@@ -279,7 +279,8 @@ Path make(Type type) {
   FFN_ROWS(1)
   FFN_ROWS(2)
   FFN_ROWS(3)
-  FFN_ROWS(4) FFN_ROWS(5) FFN_ROWS(6)
+  FFN_ROWS(4)
+  FFN_ROWS(5) FFN_ROWS(6)
 #undef FFN_ROWS
       return path;
 }

@@ -131,7 +131,7 @@ Path make(Type type) {
   FFN_ROWS(3)
   FFN_ROWS(4)
 #undef FFN_ROWS
-      return path;
+  return path;
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ def test_the_memory_is_private_and_has_no_name(connector: ShmConnector) -> None:
     before = set(Path("/dev/shm").iterdir())
     _, offer = connector.open_link(GEOMETRY, EPOCH, [4])
     arena = fetch_windows(offer, GEOMETRY, EPOCH, 5)
-    assert set(Path("/dev/shm").iterdir()) == before
+    assert set(Path("/dev/shm").iterdir()) <= before
     made = native.load().Arena.create(connector_geometry(), EPOCH)
     assert stat.S_IMODE(os.fstat(made.fd).st_mode) == 0o600
     assert arena.fd == -1
@@ -164,7 +164,7 @@ def test_attention_killed_after_a_dispatch_costs_only_its_own_link(services: lis
     survivor.expect("done 500")
     assert survivor.end() == 0
     wait_until(lambda: not shared_memory_of_this_process())
-    assert set(Path("/dev/shm").iterdir()) == before
+    assert set(Path("/dev/shm").iterdir()) <= before
     assert [service.connector.take_faults() for service in services] == [[], []]
 
 
