@@ -215,14 +215,21 @@ Path make(Type type) {
 #define FFN_ROWS(m)                            \
   path.gate_up[(m) - 1] = &gate_up<Weight, m>; \
   path.down[(m) - 1] = &down<Weight, m>;       \
-  path.accumulate[(m) - 1] = &accumulate<Weight, m>;
-  FFN_ROWS(1)
-  FFN_ROWS(2)
-  FFN_ROWS(3)
-  FFN_ROWS(4)
-  FFN_ROWS(5) FFN_ROWS(6) FFN_ROWS(7) FFN_ROWS(8) FFN_ROWS(9) FFN_ROWS(10) FFN_ROWS(11) FFN_ROWS(12)
+  path.accumulate[(m) - 1] = &accumulate<Weight, m>
+  FFN_ROWS(1);
+  FFN_ROWS(2);
+  FFN_ROWS(3);
+  FFN_ROWS(4);
+  FFN_ROWS(5);
+  FFN_ROWS(6);
+  FFN_ROWS(7);
+  FFN_ROWS(8);
+  FFN_ROWS(9);
+  FFN_ROWS(10);
+  FFN_ROWS(11);
+  FFN_ROWS(12);
 #undef FFN_ROWS
-      return path;
+  return path;
 }
 
 }  // namespace

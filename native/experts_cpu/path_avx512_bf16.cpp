@@ -97,15 +97,23 @@ Path make() {
   path.read = avx512_path(Type::bf16)->read;
 #define FFN_ROWS(m)                    \
   path.gate_up[(m) - 1] = &gate_up<m>; \
-  path.down[(m) - 1] = &down<m>;
-  FFN_ROWS(1)
-  FFN_ROWS(2)
-  FFN_ROWS(3)
-  FFN_ROWS(4)
-  FFN_ROWS(5) FFN_ROWS(6) FFN_ROWS(7) FFN_ROWS(8) FFN_ROWS(9) FFN_ROWS(10) FFN_ROWS(11) FFN_ROWS(12) FFN_ROWS(13)
-      FFN_ROWS(14)
+  path.down[(m) - 1] = &down<m>
+  FFN_ROWS(1);
+  FFN_ROWS(2);
+  FFN_ROWS(3);
+  FFN_ROWS(4);
+  FFN_ROWS(5);
+  FFN_ROWS(6);
+  FFN_ROWS(7);
+  FFN_ROWS(8);
+  FFN_ROWS(9);
+  FFN_ROWS(10);
+  FFN_ROWS(11);
+  FFN_ROWS(12);
+  FFN_ROWS(13);
+  FFN_ROWS(14);
 #undef FFN_ROWS
-          return path;
+  return path;
 }
 
 }  // namespace

@@ -125,11 +125,11 @@ Path make(Type type) {
   path.read = &read;
 #define FFN_ROWS(m)                            \
   path.gate_up[(m) - 1] = &gate_up<Weight, m>; \
-  path.down[(m) - 1] = &down<Weight, m>;
-  FFN_ROWS(1)
-  FFN_ROWS(2)
-  FFN_ROWS(3)
-  FFN_ROWS(4)
+  path.down[(m) - 1] = &down<Weight, m>
+  FFN_ROWS(1);
+  FFN_ROWS(2);
+  FFN_ROWS(3);
+  FFN_ROWS(4);
 #undef FFN_ROWS
   return path;
 }
