@@ -41,6 +41,13 @@ def test_an_attach_that_fits_is_granted():
     assert handshake.refusal(attach(), OFFER) is None
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("shm", "m2n"), ("m2n", "shm")])
+def test_both_sides_must_speak_one_transport(theirs, ours):
+    offer = handshake.Offer(fingerprint=FINGERPRINT, host=HOST, num_ffn_ranks=2, max_capacity=512, transport=ours)
+    assert f"Attention uses {theirs}, F uses {ours}" in handshake.refusal(attach(transport=theirs), offer)
+    assert handshake.refusal(attach(transport=ours), offer) is None
+
+
 @pytest.mark.parametrize(
     ("field", "theirs"),
     [
