@@ -1,4 +1,4 @@
-"""The only file that names vLLM's internals. Every class that derives from one of vLLM's is made inside a function."""
+"""With vllm_ranks.py the only file that names vLLM internals. Classes that derive from vLLM's are made in functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ffn_faas.afd_block import AfdBlock
+from ffn_faas.attention import vllm_ranks
 from ffn_faas.attention.refusals import (
     LOAD_FORMAT,
     EngineFacts,
@@ -88,7 +89,6 @@ def engine_facts(vllm_config: Any, block: AfdBlock) -> EngineFacts:
         quantization=vllm_config.model_config.quantization,
         tensor_parallel_size=parallel.tensor_parallel_size,
         pipeline_parallel_size=parallel.pipeline_parallel_size,
-        data_parallel_size=parallel.data_parallel_size,
         prefill_context_parallel_size=parallel.prefill_context_parallel_size,
         enable_eplb=parallel.enable_eplb,
         num_redundant_experts=parallel.eplb_config.num_redundant_experts,
@@ -166,6 +166,7 @@ def remote_method() -> type:
         def __init__(self, moe: Any) -> None:
             super().__init__(moe)
             self.handle = -1
+            self.rows = vllm_ranks.rows_of_rank(moe)
             self.moe_quant_config = FUSED_MOE_UNQUANTIZED_CONFIG
             self.moe_kernel = RemoteKernel(torch.int32)
 
@@ -191,7 +192,7 @@ def remote_method() -> type:
             if layer.apply_router_weight_on_input:
                 # As vLLM prepares its kernel's input for the one expert of each row.
                 x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
-            return run_remote(torch.ops.ffn_faas, self.handle, x, topk_weights, topk_ids, run_shared_experts)
+            return run_remote(torch.ops.ffn_faas, self.handle, x, topk_weights, topk_ids, run_shared_experts, self.rows)
 
     return RemoteExpertsMethod
 
@@ -228,7 +229,8 @@ def model_loader(remote: tuple[type, ...]) -> type:
             dtype = str(model_config.dtype).removeprefix("torch.")
             described = loader.Model.read(model_config.model, model_config.revision, dtype, self._options.dummy)
             max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-            attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens)
+            place = vllm_ranks.place(vllm_config)
+            attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens, place)
             self._attached = loader.open_session(block, described, attach, log)
             try:
                 model = super().load_model(vllm_config, model_config, prefix)
@@ -247,7 +249,7 @@ def model_loader(remote: tuple[type, ...]) -> type:
             facts = [layer_facts(runner, remote, biases_carried=spec.has_bias) for runner in runners]
             require_none([refusal for fact in facts for refusal in layer_refusals(fact)])
             self._layers = [runner.routed_experts for runner in runners]
-            if not self._layers:
+            if not self._layers and vllm_config.parallel_config.pipeline_parallel_size == 1:
                 raise HandshakeRefused(f"{type(model).__name__} has no routed experts", remedy="run stock vLLM")
             for handle, layer in enumerate(self._layers):
                 layer.quant_method.handle = handle

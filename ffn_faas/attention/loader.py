@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +75,21 @@ class Model:
         return cls(spec, fingerprint(spec, None if dummy else Checkpoint.open(directory)))
 
 
-def attach_message(block: AfdBlock, model: Model, peer: str, max_num_batched_tokens: int) -> Attach:
-    """This worker's Attach. One A rank per instance for now, so each worker names an instance of its own."""
+@dataclass(frozen=True)
+class Place:
+    """One worker of an Attention instance; alone in one of its own if not told otherwise."""
+
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Equal on all ranks of the deployment."""
+    rank: int = 0
+    size: int = 1
+
+
+def attach_message(
+    block: AfdBlock, model: Model, peer: str, max_num_batched_tokens: int, place: Place | None = None
+) -> Attach:
+    """This worker's Attach."""
+    place = place or Place()
     from ffn_faas.connectors.host_identity import host_identity
 
     required = block.connector_extra_config.capacity
@@ -84,9 +97,9 @@ def attach_message(block: AfdBlock, model: Model, peer: str, max_num_batched_tok
         protocol_version=PROTOCOL_VERSION,
         software_version=__version__,
         peer=peer,
-        instance=uuid.uuid4().hex,
-        attention_rank=0,
-        num_attention_ranks=1,
+        instance=place.instance,
+        attention_rank=place.rank,
+        num_attention_ranks=place.size,
         num_ffn_ranks=block.num_ffn_ranks,
         stages=1,
         capacity=required or min(max_num_batched_tokens, DEFAULT_CAPACITY),

@@ -23,7 +23,6 @@ class EngineFacts:
     quantization: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     enable_eplb: bool = False
     num_redundant_experts: int = 0
@@ -130,7 +129,6 @@ def _not_served_yet(facts: EngineFacts) -> list[tuple[bool, str, str, str]]:
     sizes = {
         "--tensor-parallel-size": facts.tensor_parallel_size,
         "--pipeline-parallel-size": facts.pipeline_parallel_size,
-        "--data-parallel-size": facts.data_parallel_size,
     }
     return [
         *((size > 1, f"{flag} {size}", NOT_SERVED_YET, "set it to 1") for flag, size in sizes.items()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,21 @@ class RemoteKernel:
         return False
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a layer's input this rank sends; ``rank`` and ``size`` are those of its tensor parallel group."""
+
+    rank: int = 0
+    size: int = 1
+    is_slice: bool = False
+    """The input is this rank's slice already (sequence-parallel MoE); else every rank holds all rows."""
+    may_be_padding: bool = False
+    """Some rows may carry no token: they are asked for and not sent."""
+
+
+ALL_ROWS = Rows()
+
+
 def run_remote(
     ops: Any,
     layer: int,
@@ -50,14 +66,27 @@ def run_remote(
     weights: torch.Tensor,
     expert_ids: torch.Tensor,
     run_shared_experts: Callable[[], None] | None,
+    rows: Rows = ALL_ROWS,
 ) -> torch.Tensor:
     """Send ``hidden`` to F, run the shared experts meanwhile, return F's weighted sums.
+
+    Where every tensor parallel rank holds all rows each sends its part, and the parts are gathered at the end: no
+    slice is taken in the graph, whose number of rows is a symbol.
 
     ``hidden`` [T, H] in the model's dtype, ``weights`` [T, K] f32, ``expert_ids`` [T, K] i32 (-1 = no expert);
     returns [T, H] in the model's dtype. ``ops`` is ``torch.ops.ffn_faas``: two opaque ops, which torch.compile and
     graphs see as nodes. Blocks in the second until F has answered; raises when the session is lost.
     """
-    ticket = ops.dispatch(hidden, weights, expert_ids, layer)
+    if rows.may_be_padding:
+        part, parts = (rows.rank, rows.size) if rows.is_slice else (0, 1)
+        expert_ids = ops.mask_padding(expert_ids, part, parts)
+    if rows.size == 1 or rows.is_slice:
+        ticket = ops.dispatch(hidden, weights, expert_ids, layer)
+        if run_shared_experts is not None:
+            run_shared_experts()
+        return ops.combine(ticket, hidden, weights, expert_ids, layer)
+    ticket = ops.dispatch(hidden, weights, expert_ids, layer, rows.rank, rows.size)
     if run_shared_experts is not None:
         run_shared_experts()
-    return ops.combine(ticket, hidden, weights, expert_ids, layer)
+    part_of_sums = ops.combine(ticket, hidden, weights, expert_ids, layer, rows.rank, rows.size)
+    return ops.gather_rows(part_of_sums, hidden)

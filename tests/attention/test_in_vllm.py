@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from ffn_faas.demo.checkpoint import make_checkpoint
-
 from .vllm_process import PROMPTS, answers, attention, environment, f_rank, log_of, vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -53,19 +51,6 @@ if __name__ == "__main__":
     keys = [str(aot_compile_hash_factors(config)) for config in configs]
     print("KEYS " + json.dumps(keys))
 """
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("attention") / "tiny"
-    make_checkpoint(directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def stock_answers(model: Path) -> list[Any]:
-    with vllm(model, environment(VLLM_PLUGINS="")) as process:
-        return answers(process)
 
 
 def run(program: str, *payload: Any, **env: str) -> Any:

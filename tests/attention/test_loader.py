@@ -160,7 +160,7 @@ def test_capacity_is_what_the_user_asked_for_or_what_a_batch_needs(
     assert (attach.capacity, attach.capacity_is_required) == (capacity, required)
 
 
-def test_two_workers_never_share_an_instance_name() -> None:
+def test_workers_without_a_deployment_never_share_an_instance_name() -> None:
     block = AfdBlock(role="attention")
     names = {attach_message(block, loader.Model(SPEC, FINGERPRINT), "vllm", 8).instance for _ in range(8)}
     assert len(names) == 8

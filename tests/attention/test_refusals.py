@@ -32,7 +32,6 @@ def test_a_plain_vllm_of_a_tried_version_is_served() -> None:
         ({"enable_dbo": True}, "--enable-dbo"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
-        ({"data_parallel_size": 2}, "--data-parallel-size 2"),
         ({"quantization": "fp8"}, "quantization fp8"),
         ({"draft": "mtp"}, "speculative method mtp with experts"),
         ({"platform": "cuda"}, "vLLM on cuda"),
@@ -79,6 +78,12 @@ def test_every_refusal_is_shown_at_once() -> None:
     with pytest.raises(UsageError, match=r"--enable-lora.*--enable-eplb"):
         require_none(engine_refusals(replace(FINE, lora=True, enable_eplb=True)))
     require_none([])
+
+
+def test_the_afd_block_counts_the_ranks_of_the_whole_deployment() -> None:
+    assert engine_refusals(replace(FINE, world_size=4, num_attention_ranks=4)) == []
+    (refusal,) = engine_refusals(replace(FINE, world_size=4, num_attention_ranks=2))
+    assert refusal.why == "this vLLM has 4 ranks"
 
 
 def test_speculation_and_sizes_of_one_are_no_reason_to_refuse() -> None:

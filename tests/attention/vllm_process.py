@@ -46,11 +46,15 @@ def environment(**extra: str) -> dict[str, str]:
 
 @contextmanager
 def vllm(
-    model: Path, env: dict[str, str] | None = None, tokens: int = 16, **settings: Any
+    model: Path,
+    env: dict[str, str] | None = None,
+    tokens: int = 16,
+    program: tuple[str, ...] = ("-c", GENERATE),
+    **settings: Any,
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that starts ``LLM(**settings)`` and answers PROMPTS one at a time; its log is on stderr's file."""
     merged = {"model": str(model), "prompts": PROMPTS, "tokens": tokens, **SMALL, **settings}
-    command = [sys.executable, "-c", GENERATE, json.dumps(merged)]
+    command = [sys.executable, *program, json.dumps(merged)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env or environment())
         process.log = log  # type: ignore[attr-defined]
@@ -78,10 +82,10 @@ def answers(process: subprocess.Popen[str]) -> list[Any]:
 
 
 @contextmanager
-def f_rank(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def f_rank(model: Path, *flags: str, module: str = "ffn_faas") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """One F rank on a free port, which it may take a moment to listen on."""
     port = free_ports()
-    command = [sys.executable, "-m", "ffn_faas", "serve", str(model), "--port", str(port), *flags]
+    command = [sys.executable, "-m", module, "serve", str(model), "--port", str(port), *flags]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         yield process, port
