@@ -52,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--stock-answers", type=Path, metavar="FILE", help="use stock's answers kept there if they fit; keep them there"
     )
+    add("--chaos", action="store_true", help="kill and restart F under load; no request may fail, no token change")
+    add("--restarts", type=int, default=3, metavar="N", help="with --chaos: how often (%(default)s)")
     add("--work-dir", type=Path, metavar="DIR", help="checkpoint, logs, vLLM's cache; kept and used again")
     add("--keep", action="store_true", help="keep the temporary directory that stands in for --work-dir")
     add("--timeout", type=float, default=300.0, metavar="S", help="seconds for each start and answer (%(default)s)")
@@ -80,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _run(options, as_json=args.json)
+        return _run_chaos(options, args.restarts, args.json) if args.chaos else _run(options, as_json=args.json)
     finally:
         if args.work_dir is None and not args.keep:
             shutil.rmtree(work_dir, ignore_errors=True)
@@ -101,9 +103,21 @@ def _run(options: DemoOptions, as_json: bool) -> int:
     return 1 if reason else 0
 
 
+def _run_chaos(options: DemoOptions, restarts: int, as_json: bool) -> int:
+    from ffn_faas.demo.chaos import run_chaos
+
+    result = run_chaos(options, restarts)
+    figures = result.as_json()
+    print(json.dumps(figures) if as_json else "\n".join(f"{k}: {v}" for k, v in figures.items()), flush=True)
+    reason = result.failure()
+    if reason:
+        print(f"ffn_faas: demo --chaos failed: {reason}", file=sys.stderr)
+    return 1 if reason else 0
+
+
 def _check(args: argparse.Namespace) -> None:
     """Refuse what cannot run, before anything is written."""
-    for flag in ("ffn_ranks", "prompts", "max_tokens"):
+    for flag in ("ffn_ranks", "prompts", "max_tokens", "restarts"):
         if getattr(args, flag) < 1:
             raise UsageError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}, at least 1 is needed")
     if args.max_tokens > 400:

@@ -30,9 +30,14 @@ def ffn(model: Path, port: int, ranks: int, moe_kernel: str, master_port: int) -
     return Command(arguments, env.child_environment())
 
 
-def attention(model: Path, port: int, ffn_port: int, compiled: bool, cache: Path) -> Command:
+def attention(
+    model: Path, port: int, ffn_port: int, compiled: bool, cache: Path, reattach_timeout_s: float = 0.0
+) -> Command:
     """Stock vLLM whose routed experts are F's."""
-    block = {"afd": {"role": "attention", "host": "127.0.0.1", "port": ffn_port}}
+    afd: dict[str, object] = {"role": "attention", "host": "127.0.0.1", "port": ffn_port}
+    if reattach_timeout_s:
+        afd["connector_extra_config"] = {"reattach_timeout_s": reattach_timeout_s}
+    block = {"afd": afd}
     extra = ["--load-format", "ffn_faas", "--additional-config", json.dumps(block)]
     return _vllm(model, port, compiled, cache, extra, plugins="ffn_faas")
 

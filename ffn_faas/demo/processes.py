@@ -143,6 +143,12 @@ class Children:
             self._children.append(child)
             raise
 
+    def kill(self, child: Child) -> None:
+        """SIGKILL every process of the child at once; it no longer counts as needed."""
+        self._children.remove(child)
+        _kill(child.tree())
+        child.stop(None, 1.0)
+
     def require_alive(self) -> None:
         """Raises ChildFailed when a child has ended, naming all that do within a few seconds, each with its log."""
         if self._ended():

@@ -40,7 +40,7 @@ class DemoResult:
 
 def run_demo(options: DemoOptions) -> DemoResult:
     """Everything in order; starts and stops all processes. Raises FfnError with the failing process's log."""
-    model = _checkpoint(options)
+    model = make_model(options)
     with Children() as children:
         f, f_port, f_ready_s = _start_f(options, children, model)
         port = free_ports()
@@ -68,7 +68,8 @@ def run_demo(options: DemoOptions) -> DemoResult:
     )
 
 
-def _checkpoint(options: DemoOptions) -> Path:
+def make_model(options: DemoOptions) -> Path:
+    """The demo's checkpoint, made or kept from an earlier run."""
     name = f"{options.arch}-{options.size_bytes or 'tiny'}"
     directory = options.work_dir / "checkpoints" / name
     say(f"checkpoint: {directory}")
