@@ -46,6 +46,8 @@ class ServeConfig:
     drain_timeout_s: float = 15.0
     world_timeout_s: float = 300.0
     stall_timeout_s: float = 60.0
+    item_limit: int = 4096
+    """Most rows of one step: ready posts of a layer are merged up to it, a longer post is split."""
     max_sessions: int = 16
     window_memory: int | None = None
     """Most bytes of windows over all sessions; None: what the host has."""

@@ -53,7 +53,7 @@ class CpuBackend(FFNBackend):
     def connect(self) -> ShmConnector:
         from ffn_faas.connectors.shm import ShmConnector
 
-        self._connector = ShmConnector()
+        self._connector = ShmConnector(item_limit=self._config.item_limit)
         return self._connector
 
     def capture(self) -> None:

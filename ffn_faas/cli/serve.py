@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         default=config.DEFAULT_CAPACITY,
         help="most rows a window may hold (its capacity); larger batches come in chunks (%(default)s)",
     )
+    add("--item-limit", type=int, default=4096, help="most rows of one step; longer posts are split (%(default)s)")
     add("--max-sessions", type=int, default=16, help="most Attention instances attached at once (%(default)s)")
     add("--window-memory", metavar="SIZE", help="most memory for windows over all sessions, such as 4GiB")
     add("--load-format", default="auto", choices=config.LOAD_FORMATS, help="dummy: random experts, only config.json")
@@ -122,10 +123,9 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
     for flag, seconds in {"--drain-timeout": args.drain_timeout, "--stall-timeout": args.stall_timeout}.items():
         if not 0 <= seconds < float("inf"):
             raise UsageError(f"{flag} is {seconds}, a number of seconds is needed")
-    if args.max_sessions < 1:
-        raise UsageError(f"--max-sessions is {args.max_sessions}, at least 1 is needed")
-    if args.max_num_batched_tokens < 1:
-        raise UsageError(f"--max-num-batched-tokens is {args.max_num_batched_tokens}, at least 1 is needed")
+    for flag in ("max_sessions", "max_num_batched_tokens", "item_limit"):
+        if getattr(args, flag) < 1:
+            raise UsageError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}, at least 1 is needed")
     return (
         ServeConfig(
             model=model,
@@ -135,6 +135,7 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             port=args.port,
             dtype=args.dtype,
             max_num_batched_tokens=args.max_num_batched_tokens,
+            item_limit=args.item_limit,
             max_sessions=args.max_sessions,
             window_memory=parse_size(args.window_memory) if args.window_memory else None,
             load_format=args.load_format,

@@ -44,6 +44,10 @@ class _Collector:
 def _step_metrics(statistics: dict[str, float]) -> Iterable[Metric]:
     yield CounterMetricFamily("ffn_faas:steps", "items computed", value=statistics["steps"])
     yield CounterMetricFamily("ffn_faas:tokens", "rows computed", value=statistics["rows"])
+    yield CounterMetricFamily(
+        "ffn_faas:posts", "posts received; over steps: posts merged", value=statistics.get("posts", 0)
+    )
+    yield CounterMetricFamily("ffn_faas:split_posts", "posts above the item limit", value=statistics.get("splits", 0))
     split = CounterMetricFamily("ffn_faas:step_seconds", "time of steps by part", labels=["part"])
     for part in ("wait", "compute", "post"):
         split.add_metric([part], statistics[f"{part}_s"])

@@ -91,6 +91,8 @@ def test_a_launch_that_contradicts_itself_exits_3_and_names_both_values(argument
         (["m", "--model", "n"], ["'m'", "'n'"]),
         (["m", "--max-num-batched-tokens", "0"], ["--max-num-batched-tokens is 0"]),
         (["m", "--port", "0"], ["--port 0"]),
+        (["m", "--item-limit", "0"], ["--item-limit is 0"]),
+        (["m", "--window-memory", "lots"], ["lots"]),
     ],
 )
 def test_a_wrong_command_line_exits_2_and_says_what_replaces_it(arguments, values, capsys):
