@@ -1,4 +1,4 @@
-"""What the ``ffn_faas`` load format does around vLLM's own weight loading. No vLLM imports; compat.py calls it."""
+"""What the ``ffn_faas`` load format does around vLLM's own weight loading. No vLLM imports; compat calls it."""
 
 from __future__ import annotations
 

@@ -145,6 +145,7 @@ def test_a_step_that_holds_the_interpreter_lock_for_ever_is_ended_too(serve, tmp
         for line in daemon.process.stdout:
             if line == "stuck\n":
                 break
+        time.sleep(0.5)
         daemon.signal(signal.SIGTERM)
         code, output = daemon.finish(timeout=15)
     assert code == 5

@@ -1,4 +1,4 @@
-"""With vllm_ranks.py the only file that names vLLM internals. Classes that derive from vLLM's are made in functions."""
+"""The only package that names vLLM's internals. Classes that derive from vLLM's are made in functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ffn_faas.afd_block import AfdBlock
-from ffn_faas.attention import vllm_ranks
+from ffn_faas.attention.compat import ranks
 from ffn_faas.attention.refusals import (
     LOAD_FORMAT,
     EngineFacts,
@@ -166,7 +166,7 @@ def remote_method() -> type:
         def __init__(self, moe: Any) -> None:
             super().__init__(moe)
             self.handle = -1
-            self.rows = vllm_ranks.rows_of_rank(moe)
+            self.rows = ranks.rows_of_rank(moe)
             self.moe_quant_config = FUSED_MOE_UNQUANTIZED_CONFIG
             self.moe_kernel = RemoteKernel(torch.int32)
 
@@ -229,7 +229,7 @@ def model_loader(remote: tuple[type, ...]) -> type:
             dtype = str(model_config.dtype).removeprefix("torch.")
             described = loader.Model.read(model_config.model, model_config.revision, dtype, self._options.dummy)
             max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-            place = vllm_ranks.place(vllm_config)
+            place = ranks.place(vllm_config)
             attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens, place)
             self._attached = loader.open_session(block, described, attach, log)
             try:

@@ -1,4 +1,4 @@
-"""Where this worker stands among the ranks of its vLLM, and which rows it sends. Names vLLM internals, as compat.py."""
+"""Where this worker stands among the ranks of its vLLM, and which rows it sends."""
 
 from __future__ import annotations
 

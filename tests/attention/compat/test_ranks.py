@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ffn_faas.attention import vllm_ranks
+from ffn_faas.attention.compat import ranks
 from ffn_faas.errors import LaunchDisagreement
 
 pytestmark = pytest.mark.vllm
@@ -33,18 +33,18 @@ class World:
 
 def test_a_worker_of_a_larger_vllm_takes_name_and_rank_from_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.distributed.parallel_state.get_world_group", World)
-    place = vllm_ranks.place(config(4))
+    place = ranks.place(config(4))
     assert (place.instance, place.rank, place.size) == ("named by rank 0", 2, 4)
 
 
 def test_a_world_of_another_size_than_vllm_was_told_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.distributed.parallel_state.get_world_group", World)
     with pytest.raises(LaunchDisagreement, match=r"to run 8 ranks .* its world has 4"):
-        vllm_ranks.place(config(8))
+        ranks.place(config(8))
 
 
 def test_a_vllm_of_one_worker_asks_nobody_and_is_new_each_time() -> None:
-    first, second = vllm_ranks.place(config(1)), vllm_ranks.place(config(1))
+    first, second = ranks.place(config(1)), ranks.place(config(1))
     assert (first.rank, first.size) == (0, 1)
     assert first.instance != second.instance
 
@@ -53,7 +53,7 @@ def masked(padding: list[bool] | None, rows: int, part: int = 0, parts: int = 1)
     """Which of ``rows`` rows are left without an expert."""
     from vllm.forward_context import ForwardContext, override_forward_context
 
-    vllm_ranks.register_ops()
+    ranks.register_ops()
     ids = torch.arange(2 * rows, dtype=torch.int32).reshape(rows, 2)
     context = ForwardContext(
         no_compile_layers={},
@@ -90,7 +90,7 @@ def test_a_mask_of_another_length_than_the_rows_says_nothing() -> None:
 def test_the_mask_of_the_running_step_is_read_each_time_a_compiled_graph_runs() -> None:
     from vllm.forward_context import ForwardContext, override_forward_context
 
-    vllm_ranks.register_ops()
+    ranks.register_ops()
     compiled = torch.compile(
         lambda ids: torch.ops.ffn_faas.mask_padding(ids, 0, 1) + 0, fullgraph=True, dynamic=True, backend="aot_eager"
     )
@@ -110,7 +110,7 @@ def test_gathered_rows_are_cut_to_the_batch(monkeypatch: pytest.MonkeyPatch, row
         return torch.cat([mine, mine + 100])
 
     monkeypatch.setattr("vllm.distributed.tensor_model_parallel_all_gather", all_gather)
-    vllm_ranks.register_ops()
+    ranks.register_ops()
     each = -(-rows // 2)
     mine = torch.arange(each * 3.0).reshape(each, 3)
     out = torch.ops.ffn_faas.gather_rows(mine, torch.zeros(rows, 3))
