@@ -85,7 +85,8 @@ class FRank:
 
     def _run(self) -> None:
         try:
-            while not self._stop:
+            # The second condition: a test that failed before it closed this must not keep the process from ending.
+            while not self._stop and threading.main_thread().is_alive():
                 item = self.receiver.receive(100_000)
                 if item is not None:
                     self.seen.layers.append(item.layer)
