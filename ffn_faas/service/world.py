@@ -8,6 +8,7 @@ do not matter here.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from ffn_faas.config import ServeConfig
@@ -19,7 +20,7 @@ from ffn_faas.service.stop import StopRequest
 Send = Callable[[Message], None]
 
 
-class WorldView:
+class WorldView(ABC):
     """Common to hub and members. ``phases`` and ``addresses`` are in rank order."""
 
     def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> None:
@@ -53,14 +54,17 @@ class WorldView:
     def close(self) -> None:
         """Leave the world."""
 
+    @abstractmethod
     def _absent(self, seconds: float) -> str:
-        raise NotImplementedError
+        """Who has not joined after ``seconds``."""
 
+    @abstractmethod
     def _own_phase_changed(self) -> None:
-        raise NotImplementedError
+        """Pass this rank's phase on."""
 
+    @abstractmethod
     def _tell_stop(self) -> None:
-        raise NotImplementedError
+        """Pass the stop on."""
 
     def _stop_message(self) -> WorldStop:
         return WorldStop(reason=self.stop.reason, lost=self.stop.error is not None)
