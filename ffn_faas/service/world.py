@@ -51,8 +51,9 @@ class WorldView(ABC):
             return True
         return all(self.phases[rank] == Phase.READY.value for rank in self.config.world.local_ranks)
 
+    @abstractmethod
     def close(self) -> None:
-        """Leave the world."""
+        """Leave the world. Idempotent."""
 
     @abstractmethod
     def _absent(self, seconds: float) -> str:
@@ -123,6 +124,9 @@ class WorldHub(WorldView):
         self._members.pop(rank, None)
         text = f"F rank {rank} ({self.addresses[rank]}) was lost: {reason}"
         self.stop.request(text, WorldLost(text, remedy="look at that rank's log; the launcher restarts the world"))
+
+    def close(self) -> None:
+        """The members' sockets end with the HTTP server."""
 
     def _absent(self, seconds: float) -> str:
         absent = [rank for rank in range(1, self.config.world.size) if rank not in self._members]
