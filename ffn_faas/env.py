@@ -54,6 +54,11 @@ def master_addr() -> str:
     return os.environ.get("MASTER_ADDR") or "127.0.0.1"
 
 
+def no_color() -> bool:
+    """NO_COLOR, by the custom of that name: set and not empty."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def num_threads() -> int:
     """FFN_FAAS_NUM_THREADS, else OMP_NUM_THREADS, else this rank's share of the CPUs that it may run on; >= 1."""
     for name in (PREFIX + "NUM_THREADS", "OMP_NUM_THREADS"):

@@ -16,3 +16,11 @@ def parse_size(text: str) -> int:
     if match is None or match[2].lower() not in _UNITS:
         raise UsageError(f"{text!r} is not a size", remedy="write it like 64MiB or 1GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_size(nbytes: float) -> str:
+    """Short, for people: ``4.5MiB``."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f}{unit}"
+    return f"{nbytes:.0f}B"

@@ -13,6 +13,7 @@ from ffn_faas.errors import FfnError
 COMMANDS = {
     "serve": "run one F rank: load its share of the routed experts and serve Attention",
     "check": "bytes and memory of each F rank for a model, and what is refused, without loading it",
+    "top": "watch a running F in the terminal: phases, step times, sessions, tokens per expert",
     "bench": "measure one remote layer on this machine, part by part",
     "demo": "F and stock vLLM on this machine: a tiny model, real completions, compared with local experts",
 }

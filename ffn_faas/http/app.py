@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from ffn_faas import __version__
 from ffn_faas.http import frames
 from ffn_faas.http.attach import serve_attention
+from ffn_faas.http.page import page_routes
 from ffn_faas.http.world import serve_member
 from ffn_faas.protocol import PROTOCOL_VERSION
 from ffn_faas.service.lifecycle import Phase
@@ -21,6 +22,7 @@ from ffn_faas.telemetry.metrics import exposition
 def create_app(state: ServiceState) -> FastAPI:
     """The HTTP interface of one F rank; handlers only read ``state`` or ask it to stop."""
     app = FastAPI(title="ffn_faas", version=__version__, docs_url=None, redoc_url=None)
+    app.include_router(page_routes(state.config))
 
     async def live() -> Response:
         """200 unless this rank has failed or a step is stuck; idle is alive."""

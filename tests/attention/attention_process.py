@@ -36,7 +36,7 @@ def main(arguments: dict) -> None:
     print("attached", flush=True)
     try:
         for number in range(arguments["rounds"]):
-            print(number, answer(session.client, model.spec, number), flush=True)
+            print(number, answer(session.client, model.spec, number, arguments.get("skew", 1.0)), flush=True)
             time.sleep(arguments.get("pause_s", 0.0))
     except RuntimeError as error:
         print(f"failed {error}", flush=True)
@@ -47,11 +47,12 @@ def main(arguments: dict) -> None:
     session.close()
 
 
-def answer(client, spec, number: int) -> str:
+def answer(client, spec, number: int, skew: float = 1.0) -> str:
+    """One batch; experts by uniform random numbers to the power ``skew``: above 1, low numbers are hot."""
     rng = np.random.default_rng(number)
     rows = int(rng.integers(0, 150))
     x = (rng.normal(size=(rows, spec.hidden_size)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    ids = rng.integers(0, spec.num_experts, (rows, spec.top_k)).astype(np.int32)
+    ids = (rng.random((rows, spec.top_k)) ** skew * spec.num_experts).astype(np.int32)
     weights = rng.random(ids.shape, np.float32)
     out = np.zeros_like(x)
     module = native.load()
