@@ -6,10 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+def median(samples: Sequence[float]) -> float:
+    """The middle sample; the upper one of two."""
+    return sorted(samples)[len(samples) // 2]
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The sample at that share of the sorted ones (nearest rank); 0.5 is ``median``."""
+    ordered = sorted(samples)
+    return median(ordered) if share == 0.5 else ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
 def quantiles(samples: Sequence[float]) -> tuple[float, float]:
     """Median and 99th percentile (nearest rank)."""
-    ordered = sorted(samples)
-    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
+    return median(samples), quantile(samples, 0.99)
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
@@ -19,6 +29,11 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     padded = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     return "\n".join([padded[0], "-" * len(padded[0]), *padded[1:]])
+
+
+def line(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """One row while others are still being measured: ``heading value`` for what it has."""
+    return ", ".join(f"{heading} {_text(row[key])}" for key, heading in columns.items() if row.get(key) is not None)
 
 
 def _text(value: Any) -> str:
