@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from ffn_faas.errors import UsageError
 
 PREFIX = "FFN_FAAS_"
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def _integer(name: str, default: int) -> int:
@@ -22,6 +24,11 @@ def _integer(name: str, default: int) -> int:
 def setting(name: str) -> str | None:
     """Value of ``FFN_FAAS_<NAME>``, None when unset or empty; the default of the flag of the same name."""
     return os.environ.get(PREFIX + name.upper().replace("-", "_")) or None
+
+
+def token() -> str | None:
+    """FFN_FAAS_TOKEN: what requests that change something show; None when unset or empty."""
+    return os.environ.get(PREFIX + "TOKEN") or None
 
 
 def allow_untried_vllm() -> bool:
@@ -73,6 +80,18 @@ def num_threads() -> int:
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with ``changes``, for a process that it starts."""
     return {**os.environ, **changes}
+
+
+def container_environment(**changes: str) -> dict[str, str]:
+    """What a container of an image with this installation would see: ``changes`` over the inherited environment.
+
+    Left out are FFN_FAAS_* and a launcher's settings; ``python`` is this one.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    for name in LAUNCHER:
+        inherited.pop(name, None)
+    path = os.pathsep.join([os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)])  # noqa: PTH120
+    return {**inherited, "PATH": path, **changes}
 
 
 def torchelastic_error_file() -> str | None:

@@ -15,6 +15,8 @@ COMMANDS = {
     "check": "bytes and memory of each F rank for a model, and what is refused, without loading it",
     "top": "watch a running F in the terminal: phases, step times, sessions, tokens per expert",
     "bench": "measure one remote layer on this machine, part by part",
+    "wait": "until all F ranks are ready; what starts Attention calls it first",
+    "stop": "ask F to stop, and wait until it has",
     "demo": "F and stock vLLM on this machine: a tiny model, real completions, compared with local experts",
 }
 

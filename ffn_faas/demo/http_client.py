@@ -1,4 +1,4 @@
-"""The few HTTP requests of the demo, on 127.0.0.1, past any proxy."""
+"""The few HTTP requests of the demo and of ``wait`` and ``stop``, past any proxy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import json
 from typing import Any
 
 
-def request(port: int, method: str, path: str, body: Any = None, timeout_s: float = 5.0) -> tuple[int, Any]:
+def request(
+    port: int,
+    method: str,
+    path: str,
+    body: Any = None,
+    timeout_s: float = 5.0,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+) -> tuple[int, Any]:
     """(status, JSON body or None). Raises OSError or http.client.HTTPException when there is no answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        connection.request(method, path, payload, headers)
         response = connection.getresponse()
         text = response.read()
         return response.status, _json_or_none(text)

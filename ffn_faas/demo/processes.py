@@ -62,6 +62,17 @@ class Child:
         """None while it runs; -N when signal N ended it."""
         return self._popen.poll()
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the process itself, if it still runs."""
+        if self._popen.poll() is None:
+            self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL every process of the tree at once; does not wait, so that ``exit_code`` tells the truth."""
+        for process in self.tree():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
     def tree(self) -> list[psutil.Process]:
         """The process, its descendants and what else lives in its session; itself first."""
         found: dict[int, psutil.Process] = {}
@@ -142,6 +153,11 @@ class Children:
         except BaseException:
             self._children.append(child)
             raise
+
+    def forget(self, child: Child) -> None:
+        """The child has ended: end what it left behind; it no longer counts as needed."""
+        self._children.remove(child)
+        _kill(child.tree())
 
     def kill(self, child: Child) -> None:
         """SIGKILL every process of the child at once; it no longer counts as needed."""

@@ -1,0 +1,75 @@
+"""``wait``: return when every F rank has come far enough for Attention to start."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ffn_faas import config, env
+from ffn_faas.demo import http_client
+from ffn_faas.errors import Stuck, UsageError
+
+FAR_ENOUGH = {"ready": ("ready",), "pairing": ("pairing", "ready")}
+"""Backends that pair with Attention before they are ready wait for it in phase pairing."""
+POLL_S = 1.0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Poll F rank 0 and, by the addresses it lists, all others. Raises Stuck after ``--timeout``."""
+    parser = argparse.ArgumentParser(prog="python -m ffn_faas wait", description=(__doc__ or "").split(": ")[1])
+    address(parser)
+    parser.add_argument("--phase", default="ready", choices=sorted(FAR_ENOUGH), help="how far (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds (%(default)s)")
+    args = parser.parse_args(argv)
+    end = time.monotonic() + args.timeout
+    said = ""
+    while missing := _missing(args.host, args.port, FAR_ENOUGH[args.phase]):
+        if missing != said:
+            print(f"ffn_faas: waiting for F ({args.phase}): {missing}", file=sys.stderr, flush=True)
+            said = missing
+        if time.monotonic() > end:
+            raise Stuck(f"F is not {args.phase} after {args.timeout:.0f} s: {missing}", remedy="see F's log")
+        time.sleep(POLL_S)
+    return 0
+
+
+def address(parser: argparse.ArgumentParser) -> None:
+    """``--host`` and ``--port`` of F rank 0, with the defaults that ``serve`` would take."""
+    port = env.setting("port") or str(config.DEFAULT_PORT)
+    parser.add_argument("--host", default=env.setting("host") or "127.0.0.1", help="of F rank 0 (%(default)s)")
+    parser.add_argument("--port", type=_port, default=port, help="management port of F rank 0 (%(default)s)")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise UsageError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _missing(host: str, port: int, phases: tuple[str, ...]) -> str:
+    """What is not there yet; "" when nothing is."""
+    status = _status(host, port)
+    if status is None:
+        return f"{host}:{port} does not answer"
+    for rank, listed in enumerate(status["addresses"]):
+        if not listed:
+            return f"F rank {rank} has not joined"
+        where, _, rank_port = listed.rpartition(":")
+        state = _status(where, int(rank_port)) if rank else status
+        if state is None:
+            return f"F rank {rank} ({listed}) does not answer"
+        if state["phase"] not in phases:
+            return f"F rank {rank} is {state['phase']}"
+    return ""
+
+
+def _status(host: str, port: int) -> Any:
+    try:
+        status, body = http_client.request(port, "GET", "/status", host=host)
+    except (OSError, http.client.HTTPException):
+        return None
+    return body if status == 200 and isinstance(body, dict) else None
