@@ -105,7 +105,8 @@ class ChaosResult:
 def run_chaos(options: DemoOptions, restarts: int) -> ChaosResult:
     """Everything in order; starts and stops all processes. Raises FfnError with the failing process's log."""
     model = make_model(options)
-    ffn_port, stream_port, load_port = free_ports(options.ffn_ranks), free_ports(), free_ports()
+    ffn_port = free_ports(options.ffn_ranks, key=str(options.work_dir))
+    stream_port, load_port = free_ports(), free_ports()
     ffn = commands.ffn(model, ffn_port, options.ffn_ranks, options.moe_kernel, free_ports())
     cache = options.work_dir / "vllm-cache"
     with Children() as children:

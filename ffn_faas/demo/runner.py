@@ -81,7 +81,7 @@ def make_model(options: DemoOptions) -> Path:
 def _start_f(options: DemoOptions, children: Children, model: Path) -> tuple[Child, int, float]:
     """(F, its first port, seconds until every rank was ready)."""
     ranks = options.ffn_ranks
-    port = free_ports(ranks)
+    port = free_ports(ranks, key=str(options.work_dir))
     command = commands.ffn(model, port, ranks, options.moe_kernel, free_ports())
     say(f"F: {ranks} rank{'s' if ranks > 1 else ''} on port {port}, kernel {options.moe_kernel}")
     f = children.start("F", command.arguments, command.environment, options.work_dir / "ffn.log")

@@ -1,0 +1,33 @@
+"""How the suite is spread over two workers (``pytest -n 2 --dist loadgroup``), which also works without any."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+ONE_AT_A_TIME = ("tests/e2e/test_demo", "tests/e2e/test_deaths", "tests/e2e/test_chaos", "tests/attention/test_forms")
+"""Files that kill many-process vLLMs or look for what such a death leaves in /dev/shm: never two of them at once."""
+
+LONGEST_FIRST = (*ONE_AT_A_TIME, "tests/e2e/test_architectures", "tests/attention/test_in_vllm")
+"""Begun last, one of them would keep a worker alone at the end."""
+
+
+def pytest_configure() -> None:
+    """vLLM binds its threads to the first core, in every process: each worker of the suite gives it another one."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    cores = sorted(os.sched_getaffinity(0))
+    if worker and len(cores) > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files stay whole, since their fixtures are costly; some share a worker; the longest come first."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("one at a time" if file.startswith(ONE_AT_A_TIME) else file))
+    items.sort(key=lambda item: _place(item.nodeid))
+
+
+def _place(nodeid: str) -> int:
+    return next((place for place, name in enumerate(LONGEST_FIRST) if nodeid.startswith(name)), len(LONGEST_FIRST))
