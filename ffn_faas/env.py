@@ -94,6 +94,11 @@ def container_environment(**changes: str) -> dict[str, str]:
     return {**inherited, "PATH": path, **changes}
 
 
+def recipe_setting(name: str) -> str | None:
+    """A key of a recipe, or DRY_RUN or NODE_RANK, given as an environment variable; None when unset or empty."""
+    return os.environ.get(name) or None
+
+
 def torchelastic_error_file() -> str | None:
     """Where torchrun's agent looks for the reason of a worker's failure."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE") or None

@@ -102,31 +102,36 @@ def set_values(manifests: Sequence[Manifest], assignments: Sequence[str]) -> Non
             data[key] = value
 
 
+def run_until_signalled(manifests: Sequence[Manifest], logs: Path | None) -> None:
+    """Run all pods until SIGTERM or SIGINT, then terminate them; one JSON object per change on stdout."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logs = logs or Path(tempfile.mkdtemp(prefix="ffn_faas-pods-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+
+    def note(pod: str, what: str) -> None:
+        print(json.dumps({"s": round(time.monotonic() - begin, 2), "pod": pod, "event": what}), flush=True)
+
+    with Cluster(manifests, logs, note) as cluster:
+        print(json.dumps({"logs": str(logs), "addresses": cluster.addresses}), flush=True)
+        while not stop.wait(TICK_S):
+            cluster.tick()
+        cluster.stop()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT; one JSON object per change on stdout."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ffn_faas.deploy.local", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("manifests", type=Path, help="kustomization directory, or a file of rendered manifests")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a value of the ConfigMaps")
     parser.add_argument("--logs", type=Path, help="directory for the containers' output (default: a temporary one)")
     args = parser.parse_args(argv)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     try:
         manifests = kustomize.render(args.manifests) if args.manifests.is_dir() else kustomize.load(args.manifests)
         set_values(manifests, args.set)
-        logs = args.logs or Path(tempfile.mkdtemp(prefix="ffn_faas-pods-"))
-        logs.mkdir(parents=True, exist_ok=True)
-        begin = time.monotonic()
-
-        def note(pod: str, what: str) -> None:
-            print(json.dumps({"s": round(time.monotonic() - begin, 2), "pod": pod, "event": what}), flush=True)
-
-        with Cluster(manifests, logs, note) as cluster:
-            print(json.dumps({"logs": str(logs), "addresses": cluster.addresses}), flush=True)
-            while not stop.wait(TICK_S):
-                cluster.tick()
-            cluster.stop()
+        run_until_signalled(manifests, args.logs)
     except FfnError as error:
         print(f"ffn_faas: error: {error}", file=sys.stderr)
         return error.exit_code

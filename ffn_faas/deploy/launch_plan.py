@@ -1,0 +1,164 @@
+"""From a recipe to pods: which node runs what, with which devices, ports, ranks, variables and commands. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ffn_faas.deploy.kustomize import Manifest
+from ffn_faas.deploy.recipe import Recipe
+
+DRAIN_S = {"npu-async-cam": 120}
+TEARDOWN_S = 10
+VISIBLE = {"npu-async-cam": "ASCEND_RT_VISIBLE_DEVICES"}
+
+
+@dataclass(frozen=True)
+class PlannedPod:
+    """One side on one node. ``gate`` has to end with 0 before ``command`` starts."""
+
+    name: str
+    side: str
+    node: int
+    address: str
+    port: int
+    variables: dict[str, str]
+    command: list[str]
+    gate: list[str]
+
+
+def plan(recipe: Recipe) -> list[PlannedPod]:
+    """All pods of all nodes, F before Attention on each node."""
+    pods = []
+    for index, node in enumerate(recipe.nodes):
+        if node.ffn:
+            pods.append(_ffn(recipe, index))
+        if node.attention:
+            pods.append(_attention(recipe, index))
+    return pods
+
+
+def shell(pods: Iterable[PlannedPod]) -> Iterator[str]:
+    """The plan as lines that can be pasted into a shell, pod by pod."""
+    for pod in pods:
+        yield f"# {pod.name} on node {pod.node} ({pod.address})"
+        if pod.gate:
+            yield shlex.join(pod.gate) + " &&"
+        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(pod.variables.items())]
+        yield " ".join([*variables, shlex.join(pod.command)])
+
+
+def manifests(recipe: Recipe, pods: Iterable[PlannedPod]) -> list[Manifest]:
+    """What ``deploy.local`` runs for these pods: probes and grace periods as in deploy/base."""
+    drain = DRAIN_S.get(recipe.backend, 15)
+    return [
+        _ffn_manifest(recipe, pod, drain) if pod.side == "ffn" else _attention_manifest(recipe, pod) for pod in pods
+    ]
+
+
+def _ffn(recipe: Recipe, index: int) -> PlannedPod:
+    node, address = recipe.nodes[index], recipe.addresses[index]
+    command = ["python", "-m", "torch.distributed.run", f"--nnodes={len(recipe.ffn_nodes)}"]
+    command += [f"--node-rank={recipe.ffn_nodes.index(index)}", f"--nproc-per-node={node.ffn}", "--rdzv-backend=static"]
+    command += [f"--master-addr={recipe.addresses[recipe.ffn_nodes[0]]}", f"--master-port={recipe.torchrun_port}"]
+    command += ["--max-restarts=0", "-m", "ffn_faas", "serve", recipe.model, f"--host={address}"]
+    command += [f"--port={recipe.ffn_port}", f"--backend={recipe.backend}"]
+    command += [f"--data-parallel-size={recipe.num_ffn_ranks}"]
+    command += [f"--max-num-batched-tokens={recipe.max_num_batched_tokens}"]
+    command += [f"--drain-timeout={DRAIN_S.get(recipe.backend, 15)}", f"--world-timeout={recipe.startup_s}"]
+    if recipe.backend.startswith("gpu"):
+        command.append(f"--device-ids={_list(node.ffn_devices)}")
+    if recipe.eager and recipe.backend != "cpu":
+        command.append("--enforce-eager")
+    variables = _devices(recipe, index, node.ffn_devices)
+    return PlannedPod(f"ffn-{index}", "ffn", index, address, recipe.ffn_port, variables, command, [])
+
+
+def _attention(recipe: Recipe, index: int) -> PlannedPod:
+    node, address = recipe.nodes[index], recipe.addresses[index]
+    leader = recipe.addresses[recipe.ffn_nodes[0]]
+    phase = "pairing" if recipe.backend == "npu-async-cam" else "ready"
+    gate = ["python", "-m", "ffn_faas", "wait", f"--host={leader}", f"--port={recipe.ffn_port}", f"--phase={phase}"]
+    gate += [f"--timeout={recipe.startup_s}"]
+    afd = {
+        "role": "attention",
+        "host": leader,
+        "port": recipe.ffn_port,
+        "num_attention_ranks": node.attention,
+        "num_ffn_ranks": recipe.num_ffn_ranks,
+        "connector_extra_config": {
+            "attach_timeout_s": recipe.startup_s,
+            "reattach_timeout_s": recipe.reattach_timeout_s,
+        },
+    }
+    command = ["python", "-m", "vllm.entrypoints.openai.api_server", f"--model={recipe.model}", f"--host={address}"]
+    command += [f"--port={recipe.attention_port}", f"--max-model-len={recipe.max_model_len}"]
+    command += [f"--max-num-batched-tokens={recipe.max_num_batched_tokens}"]
+    command += [f"--tensor-parallel-size={recipe.tensor_parallel}"]
+    command += [f"--data-parallel-size={node.attention // recipe.tensor_parallel}"]
+    command += ["--load-format=ffn_faas", f"--additional-config={json.dumps({'afd': afd})}"]
+    if recipe.eager:
+        command.append("--enforce-eager")
+    variables = {"VLLM_PLUGINS": "ffn_faas", **_devices(recipe, index, node.attention_devices)}
+    if recipe.backend == "cpu":
+        variables["VLLM_CPU_KVCACHE_SPACE"] = str(recipe.kv_cache_gib)
+    return PlannedPod(
+        f"attention-{index}", "attention", index, address, recipe.attention_port, variables, command, gate
+    )
+
+
+def _devices(recipe: Recipe, index: int, own: range) -> dict[str, str]:
+    """GPU windows are opened by CUDA IPC handle: each side has to see the other's GPUs as well as its own."""
+    node = recipe.nodes[index]
+    if recipe.backend.startswith("gpu"):
+        return {"CUDA_VISIBLE_DEVICES": _list(range(node.attention + node.ffn))}
+    return {VISIBLE[recipe.backend]: _list(own)} if recipe.backend in VISIBLE else {}
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _probe(pod: PlannedPod, path: str, period: int, failures: int) -> dict[str, Any]:
+    asked = {"host": pod.address, "port": pod.port, "path": path}
+    return {"httpGet": asked, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+
+
+def _container(pod: PlannedPod, command: list[str], name: str) -> dict[str, Any]:
+    # "$" is doubled: kubelet's references are not meant here.
+    variables = [{"name": key, "value": value.replace("$", "$$")} for key, value in pod.variables.items()]
+    return {"name": name, "args": [word.replace("$", "$$") for word in command], "env": variables}
+
+
+def _ffn_manifest(recipe: Recipe, pod: PlannedPod, drain: int) -> Manifest:
+    stop_s = drain + TEARDOWN_S
+    stop = ["python", "-m", "ffn_faas", "stop", f"--host={pod.address}", f"--port={pod.port}", f"--timeout={stop_s}"]
+    container = {
+        **_container(pod, pod.command, "ffn"),
+        "startupProbe": _probe(pod, "/ready", 1, 2 * recipe.startup_s),
+        "livenessProbe": _probe(pod, "/live", 10, 3),
+        "readinessProbe": _probe(pod, "/ready", 1, 1),
+        "lifecycle": {"preStop": {"exec": {"command": stop}}},
+    }
+    spec = {"terminationGracePeriodSeconds": 2 * stop_s + TEARDOWN_S, "containers": [container]}
+    template = {"size": 1, "workerTemplate": {"metadata": {"labels": {"app": "ffn"}}, "spec": spec}}
+    return {"kind": "LeaderWorkerSet", "metadata": {"name": "ffn"}, "spec": {"leaderWorkerTemplate": template}}
+
+
+def _attention_manifest(recipe: Recipe, pod: PlannedPod) -> Manifest:
+    container = {
+        **_container(pod, pod.command, "attention"),
+        "startupProbe": _probe(pod, "/health", 1, recipe.startup_s),
+        "livenessProbe": _probe(pod, "/health", 10, 6),
+        "readinessProbe": _probe(pod, "/health", 1, 3),
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 90,
+        "initContainers": [_container(pod, pod.gate, "wait-for-ffn")],
+        "containers": [container],
+    }
+    template = {"metadata": {"labels": {"app": "attention"}}, "spec": spec}
+    return {"kind": "Deployment", "metadata": {"name": "attention"}, "spec": {"template": template}}
