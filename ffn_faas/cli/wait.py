@@ -13,8 +13,8 @@ from ffn_faas import config, env
 from ffn_faas.demo import http_client
 from ffn_faas.errors import Stuck, UsageError
 
-FAR_ENOUGH = {"ready": ("ready",), "pairing": ("pairing", "ready")}
-"""Backends that pair with Attention before they are ready wait for it in phase pairing."""
+FAR_ENOUGH = {"live": (), "pairing": ("pairing", "ready"), "ready": ("ready",)}
+"""Backends that pair with Attention before they are ready wait for it in phase pairing; live: F answers /live."""
 POLL_S = 1.0
 
 
@@ -52,14 +52,16 @@ def _port(text: str) -> int:
 
 def _missing(host: str, port: int, phases: tuple[str, ...]) -> str:
     """What is not there yet; "" when nothing is."""
-    status = _status(host, port)
+    status = _ask(host, port, "/status" if phases else "/live")
     if status is None:
         return f"{host}:{port} does not answer"
+    if not phases:
+        return ""
     for rank, listed in enumerate(status["addresses"]):
         if not listed:
             return f"F rank {rank} has not joined"
         where, _, rank_port = listed.rpartition(":")
-        state = _status(where, int(rank_port)) if rank else status
+        state = _ask(where, int(rank_port), "/status") if rank else status
         if state is None:
             return f"F rank {rank} ({listed}) does not answer"
         if state["phase"] not in phases:
@@ -67,9 +69,9 @@ def _missing(host: str, port: int, phases: tuple[str, ...]) -> str:
     return ""
 
 
-def _status(host: str, port: int) -> Any:
+def _ask(host: str, port: int, path: str) -> Any:
     try:
-        status, body = http_client.request(port, "GET", "/status", host=host)
+        status, body = http_client.request(port, "GET", path, host=host)
     except (OSError, http.client.HTTPException):
         return None
     return body if status == 200 and isinstance(body, dict) else None

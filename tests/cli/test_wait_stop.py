@@ -82,6 +82,13 @@ def test_pairing_is_far_enough_only_where_it_was_asked_for(phase: str, wanted: s
         assert main(["wait", "--port", str(port), "--phase", wanted, "--timeout", "0.05"]) == code
 
 
+def test_live_is_what_slash_live_says(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    with answering([status("loading", "")], port):
+        assert main(["wait", "--port", str(port), "--phase", "live", "--timeout", "0.05"]) == 0
+    assert main(["wait", "--port", str(port), "--phase", "live", "--timeout", "0.05"]) == 5
+
+
 def test_wait_gives_up_naming_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     assert main(["wait", "--port", str(port), "--timeout", "0.05"]) == 5
@@ -116,6 +123,7 @@ def test_stop_of_what_is_gone_is_done() -> None:
 def test_a_real_f_is_waited_for_and_stopped(tmp_path) -> None:
     port = free_port()
     with Daemon(model_dir(tmp_path), "--load-format", "dummy", "--port", port) as daemon:
+        assert main(["wait", "--port", str(port), "--phase", "live", "--timeout", "120"]) == 0
         assert main(["wait", "--port", str(port), "--timeout", "120"]) == 0
         wait_ready(port, timeout=0.1)
         assert main(["stop", "--port", str(port), "--timeout", "60"]) == 0

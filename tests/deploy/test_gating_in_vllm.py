@@ -1,0 +1,130 @@
+"""The rendered local overlay as processes, with real F and stock vLLM: gating, a killed F pod, finished requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ffn_faas.demo import http_client
+from ffn_faas.demo.checkpoint import make_checkpoint
+from ffn_faas.demo.ports import free_ports
+
+from .rendered import ROOT
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+TOKENS = 400
+
+
+class Local:
+    """A ``python -m ffn_faas.deploy.local`` that runs, and what it has said."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def at(self, pod: str, event: str, number: int = 1, seconds: float = 400) -> float:
+        """Seconds into the run at which the event came for the ``number``th time; waits for it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            times = [line["s"] for line in self.lines[1:] if line["pod"] == pod and line["event"] == event]
+            if len(times) >= number:
+                return float(times[number - 1])
+            time.sleep(0.05)
+        raise AssertionError(f"{pod} never said {event!r}: {self.lines}")
+
+    def address(self, pod: str) -> str:
+        return str(self.lines[0]["addresses"][pod])
+
+    def finish(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(180)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@contextmanager
+def local(tmp_path: Path) -> Iterator[Local]:
+    model = tmp_path / "model"
+    make_checkpoint(model, "qwen3_moe", None)
+    command = [sys.executable, "-m", "ffn_faas.deploy.local", str(ROOT / "overlays" / "local")]
+    command += ["--set", f"MODEL={model}", "--set", f"TORCHRUN_PORT={free_ports()}", "--logs", str(tmp_path / "logs")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    running = Local(process)
+    try:
+        yield running
+    except BaseException:
+        for log in sorted((tmp_path / "logs").iterdir()):
+            print(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+        raise
+    finally:
+        if process.poll() is None:
+            running.finish()
+
+
+def kill_pod(root: int, worker_index: str) -> int:
+    """SIGKILL every process of an F pod, launcher and workers; how many there were."""
+    killed = 0
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.Error):
+            if process.environ().get("LWS_WORKER_INDEX") == worker_index:
+                process.kill()
+                killed += 1
+    return killed
+
+
+def test_attention_starts_after_f_and_requests_survive_a_killed_f_pod(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    with local(tmp_path) as pods:
+        started = pods.at("attention-0", "attention started")
+        for pod in ("ffn-0", "ffn-0-1"):
+            _, state = http_client.request(8100, "GET", "/status", host=pods.address(pod), timeout_s=60)
+            assert state["phase"] == "ready"
+            assert started > pods.at(pod, "ffn started") + state["time_to_ready_s"]
+        assert started > pods.at("attention-0", "wait-for-ffn ended with exit code 0")
+        pods.at("attention-0", "Ready")
+
+        def ask(prompt: str) -> tuple[int, int]:
+            body = {"model": "model", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
+            host = pods.address("attention-0")
+            status, answer = http_client.request(8000, "POST", "/v1/completions", body, 400, host=host)
+            return status, answer["usage"]["completion_tokens"] if status == 200 else answer
+
+        with ThreadPoolExecutor(3) as executor:
+            asked = [executor.submit(ask, prompt) for prompt in ("the", "a river", "one two")]
+            time.sleep(0.5)
+            assert not any(answer.done() for answer in asked), "they have to be on their way when F dies"
+            assert kill_pod(pods.process.pid, "1") >= 2
+            answers = [answer.result() for answer in asked]
+        assert answers == [(200, TOKENS)] * 3
+        recreated = pods.at("ffn-0", "group recreated")
+        for pod in ("ffn-0", "ffn-0-1"):
+            assert pods.at(pod, "ffn started", 2) >= recreated
+            pods.at(pod, "Ready", 2)
+        assert pods.finish() == 0
+        assert [line for line in pods.lines[1:] if line["event"] == "attention started"][1:] == [], (
+            "Attention never restarted"
+        )
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
