@@ -13,11 +13,23 @@ from ffn_faas.demo import http_client
 from ffn_faas.errors import Stuck, UsageError
 
 POLL_S = 0.2
+EPILOG = """\
+examples:
+  python -m ffn_faas stop
+  python -m ffn_faas stop --host ffn-0.ffn --port 8100
+
+Where F asks for a token, FFN_FAAS_TOKEN names it.
+exit codes: 0 F has ended, 2 usage or declined, 5 not within the time."""
 
 
 def run(argv: Sequence[str]) -> int:
     """0 when F has ended, also when it had before. Raises Stuck after ``--timeout``, UsageError when F declines."""
-    parser = argparse.ArgumentParser(prog="python -m ffn_faas stop", description=(__doc__ or "").split(": ")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m ffn_faas stop",
+        description=(__doc__ or "").split(": ")[1],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     address(parser)
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds (%(default)s)")
     args = parser.parse_args(argv)

@@ -16,11 +16,22 @@ from ffn_faas.errors import Stuck, UsageError
 FAR_ENOUGH = {"live": (), "pairing": ("pairing", "ready"), "ready": ("ready",)}
 """Backends that pair with Attention before they are ready wait for it in phase pairing; live: F answers /live."""
 POLL_S = 1.0
+EPILOG = """\
+examples:
+  python -m ffn_faas wait && vllm serve MODEL --load-format ffn_faas --additional-config "$AFD"
+  python -m ffn_faas wait --host ffn-0.ffn --port 8100 --timeout 1800
+
+exit codes: 0 every F rank is that far, 2 usage, 5 not within the time."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Poll F rank 0 and, by the addresses it lists, all others. Raises Stuck after ``--timeout``."""
-    parser = argparse.ArgumentParser(prog="python -m ffn_faas wait", description=(__doc__ or "").split(": ")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m ffn_faas wait",
+        description=(__doc__ or "").split(": ")[1],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     address(parser)
     parser.add_argument("--phase", default="ready", choices=sorted(FAR_ENOUGH), help="how far (%(default)s)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds (%(default)s)")
