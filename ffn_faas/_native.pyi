@@ -183,13 +183,22 @@ class ItemReceiver:
         """(link, reason) of links closed since the last call because their peer broke the protocol."""
 
     def counters(self) -> dict[str, int]:
-        """steps, posts, splits, rows, wait_ns, compute_ns, post_ns (sums), last_step_monotonic_ns, taken_at_ns.
+        """steps, posts, splits, rows, last_step_monotonic_ns, taken_at_ns.
 
         splits: items that were a part of a post, not its last. taken_at_ns is 0 while nothing is computed.
         """
 
-    def posts_per_item(self) -> list[tuple[int, int]]:
-        """(most posts, items) by how many posts an item held; the last bound, -1, is open. No cumulative counts."""
+    def posts_per_item(self) -> tuple[list[tuple[int, int]], int]:
+        """How many posts, or parts of them, an item held: ((most, items) ..., sum). Counts are not cumulative.
+
+        The last bound, -1, is open.
+        """
+
+    def step_times(self) -> dict[str, tuple[list[tuple[int, int]], int]]:
+        """Nanoseconds of steps, each as ``posts_per_item``: wait (since the step before), compute, send."""
+
+    def expert_rows(self) -> list[list[int]]:
+        """Rows computed by layer and local expert; empty before the first link."""
 
 @final
 class Call:

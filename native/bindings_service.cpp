@@ -1,6 +1,9 @@
 // F's half of the Python module: receiver, items, kernels written in C++.
 #include <pybind11/stl.h>
 
+#include <map>
+#include <string>
+
 #include "bindings.hpp"
 #include "shm/item_receiver.hpp"
 #include "shm/zero_kernel.hpp"
@@ -79,20 +82,29 @@ py::dict counters_of(const ffn::ItemReceiver& receiver) {
   result["posts"] = counters.posts.load();
   result["splits"] = counters.splits.load();
   result["rows"] = counters.rows.load();
-  result["wait_ns"] = counters.wait_ns.load();
-  result["compute_ns"] = counters.compute_ns.load();
-  result["post_ns"] = counters.post_ns.load();
   result["last_step_monotonic_ns"] = counters.last_step_monotonic_ns.load();
   result["taken_at_ns"] = counters.taken_at_ns.load();
   return result;
 }
 
-std::vector<std::pair<int64_t, int64_t>> posts_per_item_of(const ffn::ItemReceiver& receiver) {
-  std::vector<std::pair<int64_t, int64_t>> result;
-  const auto& counts = receiver.counters().items_by_posts;
-  for (size_t index = 0; index < counts.size(); ++index) {
-    const bool bounded = index < ffn::kPostsPerItem.size();
-    result.emplace_back(bounded ? ffn::kPostsPerItem[index] : int64_t{-1}, counts[index].load());
+using Buckets = std::pair<std::vector<std::pair<int64_t, int64_t>>, int64_t>;
+
+// ((upper bound, count) ..., sum of the values); the last bound, -1, is open.
+template <size_t N>
+Buckets buckets_of(const ffn::Histogram<N>& histogram) {
+  Buckets result{{}, histogram.total()};
+  for (size_t index = 0; index <= N; ++index) {
+    result.first.emplace_back(index < N ? histogram.bounds()[index] : int64_t{-1}, histogram.count(index));
+  }
+  return result;
+}
+
+std::vector<std::vector<int64_t>> expert_rows_of(const ffn::ItemReceiver& receiver) {
+  std::vector<std::vector<int64_t>> result;
+  const ffn::ExpertRows* table = receiver.counters().experts.load(std::memory_order_acquire);
+  for (int64_t layer = 0; table != nullptr && layer < table->layers; ++layer) {
+    const auto first = table->rows.begin() + layer * table->experts;
+    result.emplace_back(first, first + table->experts);
   }
   return result;
 }
@@ -121,5 +133,13 @@ void bind_service(py::module_& m) {
       .def("cancel", &ffn::ItemReceiver::cancel)
       .def("take_faults", &ffn::ItemReceiver::take_faults)
       .def("counters", &counters_of)
-      .def("posts_per_item", &posts_per_item_of);
+      .def("posts_per_item", [](const ffn::ItemReceiver& receiver) { return buckets_of(receiver.counters().parts); })
+      .def("step_times",
+           [](const ffn::ItemReceiver& receiver) {
+             const ffn::Counters& counters = receiver.counters();
+             return std::map<std::string, Buckets>{{"wait", buckets_of(counters.wait)},
+                                                   {"compute", buckets_of(counters.compute)},
+                                                   {"send", buckets_of(counters.send)}};
+           })
+      .def("expert_rows", &expert_rows_of);
 }

@@ -93,7 +93,7 @@ class FLink:
         return self._socket
 
     def _connect(self, token: str | None, left: float) -> ClientConnection:
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
         near = _is_loopback(self.address)
@@ -114,7 +114,7 @@ class FLink:
                 raise _NotYet(f"HTTP status {status}") from None
             remedy = "set FFN_FAAS_TOKEN to F's token" if status in (401, 403) else "check afd.host and afd.port"
             raise HandshakeRefused(f"{self} answered the attach with HTTP status {status}", remedy=remedy) from None
-        except (OSError, InvalidHandshake, EOFError) as error:
+        except (OSError, InvalidHandshake, ConnectionClosed, EOFError) as error:
             raise _NotYet(_why(error)) from None
 
     def _handshake(self, attach: Attach, patience: _Patience) -> Granted:
@@ -162,7 +162,7 @@ class FLink:
         from pydantic import ValidationError
         from websockets.exceptions import ConnectionClosed
 
-        reason = "the connection closed"
+        reason = "the thread that reads from it failed"
         try:
             for frame in self._connected():
                 message = parse(frame)
@@ -170,11 +170,13 @@ class FLink:
                     self.phase, self.progress = message.phase, message.progress
                 else:
                     on_message(self, message)
+            reason = "the connection closed"
         except ConnectionClosed as error:
             reason = f"the connection broke: {_why(error)}"
         except ValidationError as error:
             reason = f"it sent what this version of ffn_faas does not understand: {error.errors()[0]['msg']}"
-        on_close(self, reason)
+        finally:
+            on_close(self, reason)
 
 
 class _Patience:

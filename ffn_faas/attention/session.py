@@ -122,7 +122,7 @@ class AttentionSession:
                 raise self._attempt.failure
             self._established = True
         if self._data_plane.can_hold:
-            threading.Thread(target=self._watch, name="ffn_faas-watch", daemon=True).start()
+            threading.Thread(target=self._watch_to_the_end, name="ffn_faas-watch", daemon=True).start()
 
     def close(self) -> None:
         """Detach and close the sockets. Idempotent; blocks for about a second at most."""
@@ -158,8 +158,17 @@ class AttentionSession:
         if self.client is not None:
             self.client.fail(str(error))
 
+    def _watch_to_the_end(self) -> None:
+        """Thread: whatever ends the watch, no op waits for ever."""
+        try:
+            self._watch()
+        finally:
+            with self._changed:
+                if not self._is_done:
+                    self._fail(SessionLost("the thread that attaches to F again has failed", remedy="see the log"))
+
     def _watch(self) -> None:
-        """Thread: look after overdue answers, attach again when F is lost."""
+        """Look after overdue answers, attach again when F is lost."""
         client = cast(HoldingClient, self.client)
         while True:
             with self._changed:

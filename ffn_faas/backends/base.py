@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ffn_faas.connectors.base import FFNConnector
+    from ffn_faas.experts.spec import MoESpec
 
 ProgressReport = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while weights load."""
@@ -37,6 +38,10 @@ class FFNBackend(ABC):
     @abstractmethod
     def connect(self) -> FFNConnector:
         """Make the connector on which sessions open their windows."""
+
+    def merge_bytes(self, spec: MoESpec) -> int:  # noqa: ARG002
+        """Memory that posts of several sessions share, beyond windows; counted against --window-memory. Pure."""
+        return 0
 
     @abstractmethod
     def capture(self) -> None:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from ffn_faas import native
 from ffn_faas.backends.base import FFNBackend, ProgressReport
 from ffn_faas.config import ServeConfig
+from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.kernels import create_kernel
 from ffn_faas.experts.kernels.base import ExpertKernel
 from ffn_faas.experts.loader import load_experts
 from ffn_faas.experts.model_path import resolve_model
-from ffn_faas.experts.spec import MoESpec
+from ffn_faas.experts.spec import ELEMENT_SIZES, MoESpec
 from ffn_faas.protocol.topology import expert_range
+from ffn_faas.protocol.window import merge_bytes
 
 if TYPE_CHECKING:
     from ffn_faas.connectors.shm import ShmConnector
@@ -55,6 +57,10 @@ class CpuBackend(FFNBackend):
 
         self._connector = ShmConnector(item_limit=self._config.item_limit)
         return self._connector
+
+    def merge_bytes(self, spec: MoESpec) -> int:
+        rows = self._config.item_limit
+        return merge_bytes(WindowGeometry(1, rows, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype]), rows)
 
     def capture(self) -> None:
         """No graphs on this backend: one small item warms the kernel up, so that the first post is not slow."""

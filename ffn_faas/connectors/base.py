@@ -38,6 +38,16 @@ class WindowOffer:
     """Transport m2n: where A's posts go, in F's GPU memory; there is no broker then."""
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """How often values fell between bounds. ``counts`` has one more entry than ``bounds``; not cumulative."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+    """Sum of all values."""
+
+
 class Item(ABC):
     """What one step computes: a post, several posts of a layer, or a part of one. Valid until ``complete``, not after.
 
@@ -101,9 +111,21 @@ class FFNConnector(ABC):
     def statistics(self) -> dict[str, float]:
         """Counters kept by the step itself; safe and cheap from any thread.
 
-        Keys: steps, posts, splits (items that were not a post's last part), rows (totals), wait_s, compute_s, post_s
-        (total seconds), idle_s (since the last step ended), item_s (age of the item in flight, 0 when there is none).
+        Keys: steps, posts, splits (items that were not a post's last part), rows (totals), idle_s (since the last step
+        ended), item_s (age of the item in flight, 0 when there is none). Where there are graphs: captures, replays.
         """
+
+    def step_seconds(self) -> dict[str, Distribution]:
+        """Seconds of steps in parts: wait (since the step before), compute, send. {} where they are not measured."""
+        return {}
+
+    def posts_per_item(self) -> Distribution | None:
+        """How many posts, or parts of them, an item held."""
+        return None
+
+    def expert_rows(self) -> list[list[int]]:
+        """Rows computed by layer and local expert. [] where they are not counted."""
+        return []
 
     @abstractmethod
     def close(self) -> None:

@@ -142,11 +142,10 @@ class M2nConnector(FFNConnector):
             "posts": completed,
             "splits": 0,
             "rows": int(counters.rows),
-            "wait_s": 0.0,
-            "compute_s": 0.0,
-            "post_s": 0.0,
             "idle_s": idle_s,
             "item_s": item_s,
+            "captures": self._service.captures,
+            "replays": self._service.replays,
         }
 
     def drain(self, deadline_s: float) -> None:

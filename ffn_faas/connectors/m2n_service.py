@@ -42,6 +42,7 @@ class M2nService:
         Takes the workspace of ``item_rows`` rows. Raises ResourceError.
         """
         self._library = library
+        self.captures = self.replays = 0
         base = (ctypes.c_int32 * len(shape.layer_base))(*shape.layer_base)
         config = ServiceConfig(
             hidden_size=shape.hidden_size,
@@ -75,10 +76,12 @@ class M2nService:
     def capture(self, parts: int = STEP) -> None:
         """Record the graph that serves every layer, session and size; fewer ``parts`` are for measuring."""
         self._library.call("service_capture", self._handle, parts)
+        self.captures += 1
 
     def step(self, *, captured: bool = True) -> None:
         """Enqueue one step; blocks for the one before the last, so that two are queued."""
         self._library.call("service_step", self._handle, int(captured))
+        self.replays += captured
 
     def idle(self) -> None:
         """Wait for everything enqueued."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ffn_faas import native
-from ffn_faas.connectors.base import FFNConnector, Item, WindowGeometry, WindowOffer
+from ffn_faas.connectors.base import Distribution, FFNConnector, Item, WindowGeometry, WindowOffer
 from ffn_faas.connectors.broker import Broker
 from ffn_faas.connectors.memory import require_memory
 from ffn_faas.errors import ResourceError
+from ffn_faas.protocol.window import merge_bytes
 
 if TYPE_CHECKING:
     from ffn_faas import _native
@@ -60,6 +61,8 @@ class ShmConnector(FFNConnector):
         self._broker = Broker(self._receiver.doorbell)
         self._links: dict[int, _Link] = {}
         self._next_link = 0
+        self._item_limit = item_limit
+        self._merging = False
         self._lock = threading.Lock()
         self._made_ns = time.monotonic_ns()
 
@@ -78,6 +81,8 @@ class ShmConnector(FFNConnector):
         self._broker.withdraw(opened.ticket)
         opened.arena.close_fd()
         self._receiver.add_link(link, opened.arena, opened.expert_counts)
+        with self._lock:
+            self._merging = self._merging or len(self._links) > 1
 
     def close_link(self, link: int) -> None:
         with self._lock:
@@ -120,16 +125,18 @@ class ShmConnector(FFNConnector):
             "posts": counters["posts"],
             "splits": counters["splits"],
             "rows": counters["rows"],
-            "wait_s": counters["wait_ns"] / 1e9,
-            "compute_s": counters["compute_ns"] / 1e9,
-            "post_s": counters["post_ns"] / 1e9,
             "idle_s": max(0, now - (counters["last_step_monotonic_ns"] or self._made_ns)) / 1e9,
             "item_s": max(0, now - taken_at) / 1e9 if taken_at else 0.0,
         }
 
-    def posts_per_item(self) -> list[tuple[int, int]]:
-        """(most posts, items) by how many posts an item held; the last bound, -1, is open. No cumulative counts."""
-        return self._receiver.posts_per_item()
+    def step_seconds(self) -> dict[str, Distribution]:
+        return {part: _distribution(*buckets, scale=1e9) for part, buckets in self._receiver.step_times().items()}
+
+    def posts_per_item(self) -> Distribution:
+        return _distribution(*self._receiver.posts_per_item())
+
+    def expert_rows(self) -> list[list[int]]:
+        return self._receiver.expert_rows()
 
     def close(self) -> None:
         self._broker.close()
@@ -141,7 +148,10 @@ class ShmConnector(FFNConnector):
 
     def _create_arena(self, geometry: WindowGeometry, epoch: int) -> _native.Arena:
         shape = native_geometry(geometry)
-        require_memory(shape.offsets()["nbytes"], f"windows of {geometry.capacity} rows")
+        with self._lock:
+            merges = not self._merging and (bool(self._links) or geometry.stages > 1)
+        needed = shape.offsets()["nbytes"] + (merge_bytes(geometry, self._item_limit) if merges else 0)
+        require_memory(needed, f"windows of {geometry.capacity} rows")
         try:
             arena: _native.Arena = self._native.Arena.create(shape, epoch)
         except OSError as error:
@@ -172,6 +182,11 @@ def _compute(kernel: Kernel, item: _native.Item) -> None:
         torch.frombuffer(item.weights, dtype=torch.float32).view(rows, -1),
         torch.frombuffer(item.partial, dtype=torch.float32).view(rows, -1),
     )
+
+
+def _distribution(buckets: list[tuple[int, int]], total: int, scale: float = 1.0) -> Distribution:
+    bounds, counts = zip(*buckets, strict=True)
+    return Distribution([bound / scale for bound in bounds[:-1]], list(counts), total / scale)
 
 
 def _microseconds(seconds: float) -> int:

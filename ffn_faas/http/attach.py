@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 from fastapi import WebSocket
 
@@ -29,25 +28,18 @@ from ffn_faas.protocol.messages import (
 )
 from ffn_faas.protocol.window import window_layout
 from ffn_faas.service.lifecycle import Phase
-from ffn_faas.service.sessions import Link, Session
+from ffn_faas.service.sessions import Cause, Ending, Link, Session
 from ffn_faas.service.state import ServiceState
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CloseRequest:
-    """Somebody else ends this session."""
-
-    reason: str
-    final: bool
 
 
 class PhaseChanged:
     """F's phase or progress moved."""
 
 
-Event = AnyMessage | CloseRequest | PhaseChanged | None
+LOST = Ending(Cause.CONNECTION_LOST, "its connection closed")
+Event = AnyMessage | Ending | PhaseChanged | None
 
 
 async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
@@ -60,6 +52,7 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
         await frames.refuse(socket, f"first message: attach was expected, got {attach.type}")
         return
     if state.stop:
+        state.sessions.refused("stopping")
         await frames.refuse(socket, f"F is stopping: {state.stop.reason}", final=False)
         return
     while not state.world.formed.is_set():
@@ -69,14 +62,15 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
     capacity = handshake.granted_capacity(attach, state.offer)
     geometry = state.window_geometry(attach.stages, capacity)
     window_bytes = window_layout(geometry).nbytes
-    reason = (
-        handshake.refusal(attach, state.offer)
-        or state.sessions.conflict(attach)
-        or state.sessions.over_limit(attach, window_bytes)
-    )
-    if reason is not None:
-        await frames.refuse(socket, reason)
-        return
+    for why, reason in (
+        ("mismatch", handshake.refusal(attach, state.offer)),
+        ("conflict", state.sessions.conflict(attach)),
+        ("limit", state.sessions.over_limit(attach, window_bytes)),
+    ):
+        if reason is not None:
+            state.sessions.refused(why)
+            await frames.refuse(socket, reason)
+            return
     await AttachedRank(socket, state, attach, geometry).serve()
 
 
@@ -88,12 +82,11 @@ class AttachedRank:
         self._state = state
         self._attach = attach
         self._geometry = geometry
-        self._returning = False
         self._events: Mailbox[Event] = Mailbox()
         self._link = Link(
             attention_rank=attach.attention_rank,
             peer=attach.peer,
-            close=lambda reason, final: self._events.put(CloseRequest(reason, final)),
+            close=self._events.put,
             window_bytes=window_layout(geometry).nbytes,
             attempt=attach.attempt,
         )
@@ -104,31 +97,30 @@ class AttachedRank:
         """Run until the session is over, whatever ends it; then free what belongs to this rank."""
         forget = self._state.lifecycle.on_change(lambda: self._events.put(PhaseChanged()))
         reader = asyncio.create_task(frames.pump(self._socket, self._events.put))
-        reason = "its connection closed"
+        ending = LOST
         try:
             await self._grant()
             await self._phase_changed()
-            reason = await self._until_over()
+            ending = await self._until_over()
         except FfnError as error:
-            reason = str(error)
-            await frames.send(self._socket, Ended(reason=reason))
+            ending = Ending(Cause.F_FAILED, str(error))
+            await frames.send(self._socket, Ended(reason=ending.reason))
         finally:
             forget()
             reader.cancel()
-            self._leave(reason)
+            self._leave(ending)
         await frames.close(self._socket)
 
-    async def _until_over(self) -> str:
+    async def _until_over(self) -> Ending:
         while True:
             event = await self._events.get()
             if event is None:
-                return "its connection closed"
+                return LOST
             if isinstance(event, Detach):
-                self._returning = event.returning
-                return "it detached"
-            if isinstance(event, CloseRequest):
+                return Ending(Cause.RETURNING if event.returning else Cause.DETACHED, "it detached")
+            if isinstance(event, Ending):
                 await frames.send(self._socket, Ended(reason=event.reason, final=event.final))
-                return event.reason
+                return event
             if isinstance(event, PhaseChanged):
                 await self._phase_changed()
             elif isinstance(event, Layers):
@@ -137,7 +129,7 @@ class AttachedRank:
                 await self._windows_mapped(event)
             else:
                 await frames.refuse(self._socket, f"unexpected message {event.type}")
-                return f"it sent {event.type} out of turn"
+                return Ending(Cause.PROTOCOL_BROKEN, f"it sent {event.type} out of turn")
 
     async def _grant(self) -> None:
         state = self._state
@@ -188,15 +180,14 @@ class AttachedRank:
         if mapped.combine is not None:
             await asyncio.to_thread(connector.accept_reply, self._link.window, mapped.combine)
         await asyncio.to_thread(connector.activate_link, self._link.window)
-        self._link.attached = True
-        self._state.sessions.attached_total += 1
+        self._state.sessions.attached(self._link)
         await frames.send(self._socket, Attached())
         log.info("%s attached: session %s", self._name, self._session.id)
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, ending: Ending) -> None:
         connector, window = self._state.connector, self._link.window
         if connector is not None and window is not None:
             connector.close_link(window)
-        log.info("%s left: %s", self._name, reason)
-        for other in self._state.sessions.leave(self._session, self._link, reason, returning=self._returning):
-            other.close(f"{self._name} is gone ({reason})", True)
+        log.info("%s left: %s", self._name, ending.reason)
+        for other in self._state.sessions.leave(self._session, self._link, ending.cause):
+            other.close(Ending(Cause.SIBLING_LOST, f"{self._name} is gone ({ending.reason})"))

@@ -40,8 +40,7 @@ async def serve_member(socket: WebSocket, hub: WorldHub) -> None:
     finally:
         for task in tasks:
             task.cancel()
-    if not hub.stop:
-        hub.lost(join.rank, "its connection closed")
+    hub.gone(join.rank)
 
 
 async def _forward(socket: WebSocket, outgoing: Mailbox[Message]) -> None:

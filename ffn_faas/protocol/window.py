@@ -103,5 +103,12 @@ def window_layout(geometry: WindowGeometry) -> WindowLayout:
     )
 
 
+def merge_bytes(geometry: WindowGeometry, rows: int) -> int:
+    """Memory in which F lays posts of several lanes side by side, up to ``rows`` of them; one per F rank."""
+    hidden = _align(rows * geometry.hidden_size * geometry.element_size)
+    routing = _align(rows * geometry.top_k * 4)
+    return hidden + 2 * routing + _align(rows * geometry.hidden_size * 4)
+
+
 def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

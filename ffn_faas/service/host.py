@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Sequence
 
 from ffn_faas import __version__
@@ -23,7 +24,7 @@ from ffn_faas.protocol.topology import expert_range
 from ffn_faas.service.last_words import TEARDOWN_S, LastWords
 from ffn_faas.service.lifecycle import Lifecycle, Phase
 from ffn_faas.service.parent import stop_with_parent
-from ffn_faas.service.sessions import Limits, SessionRegistry
+from ffn_faas.service.sessions import Cause, Limits, SessionRegistry
 from ffn_faas.service.signals import stop_on_signals
 from ffn_faas.service.state import ServiceState
 from ffn_faas.service.step_loop import drain, run_steps
@@ -72,7 +73,7 @@ def _outcome(config: ServeConfig, stop: StopRequest) -> tuple[int, str]:
         stop.request(str(error), error)
         log.error("%s", error)
         return error.exit_code, str(error)
-    return 0, stop.reason
+    return (stop.error.exit_code if stop.error else 0), stop.reason
 
 
 def _serve(config: ServeConfig, stop: StopRequest) -> None:
@@ -119,7 +120,8 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         config.host,
         config.listen_port,
     )
-    sessions = SessionRegistry(Limits(config.max_sessions, config.window_memory))
+    limits = Limits(config.max_sessions, config.window_memory)
+    sessions = SessionRegistry(limits, backend.merge_bytes(spec))
     return ServiceState(config, lifecycle, stop, world, spec, offer, sessions, moe_kernel=backend.kernel_name), backend
 
 
@@ -141,10 +143,10 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         backend.capture()
         stop.raise_if_requested()
         lifecycle.advance(Phase.READY)
+        stop.on_request(lambda: None if stop.error else lifecycle.drain(stop.reason))
         log.info("READY after %.1f s", lifecycle.snapshot().time_to_ready_s or 0.0)
         run_steps(backend, state.connector, state.sessions, stop)
-        if stop.error is not None:
-            raise stop.error
+        stop.raise_unless_asked_for()
         _stop(state, backend)
     except Stopped:
         lifecycle.advance(Phase.DRAINING, stop.reason)
@@ -153,15 +155,18 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
     except FfnError as error:
         stop.request(str(error), error)
         lifecycle.fail(str(error))
-        state.sessions.end_all(f"F failed: {error}")
+        state.sessions.end_all(Cause.F_FAILED, f"F failed: {error}")
         raise
 
 
 def _stop(state: ServiceState, backend: FFNBackend) -> None:
-    reason = state.stop.reason
+    reason, began, timeout_s = state.stop.reason, time.monotonic(), state.config.drain_timeout_s
+    if state.stop.limit_s is not None:
+        timeout_s = min(timeout_s, state.stop.limit_s / 2)
     log.info("stopping: %s", reason)
-    state.lifecycle.advance(Phase.DRAINING, reason)
-    drain(backend, state.sessions, reason, state.config.drain_timeout_s)
+    drain(backend, state.sessions, reason, timeout_s)
+    state.world.await_others(max(1.0, began + timeout_s - time.monotonic()))
+    state.stop.raise_unless_asked_for()
     state.lifecycle.advance(Phase.STOPPED, reason)
     log.info("stopped: %s", reason)
 

@@ -61,6 +61,7 @@ class LastWords:
     def _bound(self) -> None:
         error, reason = self._stop.error, self._stop.reason
         budget = FAILURE_BUDGET_S if error else self._config.drain_timeout_s + TEARDOWN_S
+        budget = min(budget, self._stop.limit_s or budget)
         code = error.exit_code if error else Stuck.exit_code
         text = f"{reason}; the end took longer than {budget:.0f} s and was forced"
         # Python's stacks half a second before the end, from a thread that needs no interpreter lock.

@@ -71,18 +71,21 @@ class Lifecycle:
                 return
             if phase not in LEGAL[self._phase]:
                 raise ValueError(f"illegal transition {self._phase.value} -> {phase.value}")
-            now = self._clock()
-            self._seconds[self._phase.value] = now - self._entered
-            self._phase, self._entered = phase, now
-            self._progress, self._reason = 0.0, reason
-            if phase is Phase.READY:
-                self._progress, self._time_to_ready = 1.0, now - self._started
+            self._enter(phase, reason)
         self._notify()
 
     def fail(self, reason: str) -> None:
         """Enter FAILED from wherever this is, unless it has ended already."""
         if self._phase not in (Phase.STOPPED, Phase.FAILED):
             self.advance(Phase.FAILED, reason)
+
+    def drain(self, reason: str) -> None:
+        """Enter DRAINING from READY, at once when the stop is asked for; elsewhere the work under way ends first."""
+        with self._lock:
+            if self._phase is not Phase.READY:
+                return
+            self._enter(Phase.DRAINING, reason)
+        self._notify()
 
     def report(self, done: int, total: int) -> None:
         """Progress within the phase; at most 100 times a phase it is passed on to listeners."""
@@ -97,6 +100,15 @@ class Lifecycle:
         with self._lock:
             seconds = {**self._seconds, self._phase.value: self._clock() - self._entered}
             return Snapshot(self._phase, self._progress, self._reason, seconds, self._time_to_ready)
+
+    def _enter(self, phase: Phase, reason: str) -> None:
+        """With the lock held."""
+        now = self._clock()
+        self._seconds[self._phase.value] = now - self._entered
+        self._phase, self._entered = phase, now
+        self._progress, self._reason = 0.0, reason
+        if phase is Phase.READY:
+            self._progress, self._time_to_ready = 1.0, now - self._started
 
     def _notify(self) -> None:
         for listener in list(self._listeners):

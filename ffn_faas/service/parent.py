@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from ffn_faas.service.stop import StopRequest
 
 POLL_S = 0.5
+LIMIT_S = 9.0
+"""Nobody waits for this process any more, and its devices are wanted by the next launch."""
 
 
 def stop_with_parent(stop: StopRequest) -> None:
@@ -15,8 +18,8 @@ def stop_with_parent(stop: StopRequest) -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        while not stop.wait(POLL_S):
-            if os.getppid() != parent:
-                stop.request(f"the launcher (process {parent}) is gone")
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        stop.request(f"the launcher (process {parent}) is gone", limit_s=LIMIT_S)
 
     threading.Thread(target=watch, name="ffn-parent", daemon=True).start()

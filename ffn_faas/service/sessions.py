@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ffn_faas.protocol.messages import Attach
 
@@ -22,14 +24,41 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+class Cause(str, Enum):
+    """Why an A rank's attachment ended; the label of a metric."""
+
+    DETACHED = "detached"
+    RETURNING = "returning"
+    CONNECTION_LOST = "connection_lost"
+    SIBLING_LOST = "sibling_lost"
+    REPLACED = "replaced"
+    PROTOCOL_BROKEN = "protocol_broken"
+    F_STOPPED = "f_stopped"
+    F_FAILED = "f_failed"
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether the other ranks of the instance may stay attached."""
+        return self in (Cause.DETACHED, Cause.RETURNING)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attachment ends. ``final``: A is at fault, or has lost a rank; else F goes away and A may wait."""
+
+    cause: Cause
+    reason: str
+    final: bool = True
+
+
 @dataclass
 class Link:
     """One A rank of a session on this F rank. ``window`` is the connector's key, None before the windows exist."""
 
     attention_rank: int
     peer: str
-    close: Callable[[str, bool], None]
-    """(reason, whether that is final): end the session."""
+    close: Callable[[Ending], None]
+    """End the attachment; any thread, never blocks."""
     window_bytes: int
     """Shared memory of this pair, counted from the grant on."""
     attempt: int = 0
@@ -54,13 +83,17 @@ class Session:
 class SessionRegistry:
     """Sessions by instance. Every method may be called from any thread."""
 
-    def __init__(self, limits: Limits = NO_LIMITS) -> None:
+    def __init__(self, limits: Limits = NO_LIMITS, merge_bytes: int = 0) -> None:
+        """``merge_bytes``: memory in which posts are merged, taken once there is more than one lane to merge."""
         self._limits = limits
+        self._merge_bytes = merge_bytes
+        self._merging = False
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._next_epoch = secrets.randbelow(1 << 16) + 1
-        self.attached_total = 0
-        self.ended_total: dict[str, int] = {}
+        self.attached_total: Counter[str] = Counter(first=0, again=0)
+        self.refused_total: Counter[str] = Counter()
+        self.ended_total: Counter[str] = Counter({cause.value: 0 for cause in Cause})
 
     def snapshot(self) -> list[Session]:
         with self._lock:
@@ -71,6 +104,11 @@ class SessionRegistry:
         """Memory granted to windows of all sessions."""
         return sum(link.window_bytes for session in self.snapshot() for link in list(session.links.values()))
 
+    @property
+    def shared_bytes(self) -> int:
+        """Memory for merging posts; it belongs to no session and stays once it was needed."""
+        return self._merge_bytes if self._merging else 0
+
     def over_limit(self, attach: Attach, window_bytes: int) -> str | None:
         """Which limit another ``window_bytes`` for ``attach`` would break; None when it fits."""
         limits, sessions = self._limits, self.snapshot()
@@ -80,13 +118,24 @@ class SessionRegistry:
                 f"sessions: {len(sessions)} Attention instances are attached, F serves at most {limits.max_sessions} "
                 "(--max-sessions); raise it or detach one"
             )
-        used = self.window_bytes - self._replaced_bytes(attach)
-        if limits.window_memory is not None and used + window_bytes > limits.window_memory:
+        used = self.window_bytes - self._replaced_bytes(attach) + self.shared_bytes
+        merging = self._merge_bytes if not self._merging and self._would_merge(attach) else 0
+        if limits.window_memory is not None and used + window_bytes + merging > limits.window_memory:
+            extra = f" and {merging} for merging its posts with those of others" if merging else ""
             return (
-                f"window memory: this A rank needs {window_bytes} bytes, {used} of {limits.window_memory} "
+                f"window memory: this A rank needs {window_bytes} bytes{extra}, {used} of {limits.window_memory} "
                 "(--window-memory) are granted; raise it, or attach with a smaller capacity"
             )
         return None
+
+    def _would_merge(self, attach: Attach) -> bool:
+        """Whether there are several lanes once ``attach`` is in."""
+        others = sum(
+            (session.instance, rank) != (attach.instance, attach.attention_rank)
+            for session in self.snapshot()
+            for rank in list(session.links)
+        )
+        return attach.stages > 1 or others > 0
 
     def _replaced_bytes(self, attach: Attach) -> int:
         with self._lock:
@@ -117,7 +166,9 @@ class SessionRegistry:
 
         What is left of an earlier attempt of the same rank is replaced and closed.
         """
+        merging = self._would_merge(attach)
         with self._lock:
+            self._merging = self._merging or merging
             session = self._sessions.get(attach.instance)
             if session is None:
                 session = Session(
@@ -133,35 +184,46 @@ class SessionRegistry:
             stale = session.links.get(attach.attention_rank)
             session.links[attach.attention_rank] = link
         if stale is not None:
-            stale.close("this A rank has attached again", False)
+            stale.close(Ending(Cause.REPLACED, "this A rank has attached again", final=False))
         return session
 
-    def leave(self, session: Session, link: Link, reason: str, *, returning: bool = False) -> list[Link]:
-        """Take an A rank out; returns the links of its instance that have to end with it (the session is over).
+    def leave(self, session: Session, link: Link, cause: Cause) -> list[Link]:
+        """Take an A rank out; returns the links of its instance that have to end with it.
 
-        Those are none when the rank has attached again meanwhile, or is ``returning``.
+        Those are none when it left in order, or has attached again meanwhile. The session ends with its last link.
         """
         with self._lock:
+            self.ended_total[cause.value] += 1
             if session.links.get(link.attention_rank) is not link:
                 return []
             del session.links[link.attention_rank]
-            if returning and session.links:
+            if cause.is_orderly and session.links:
                 return []
             others = list(session.links.values())
             if self._sessions.get(session.instance) is session:
                 del self._sessions[session.instance]
-                self.ended_total[reason] = self.ended_total.get(reason, 0) + 1
             return others
+
+    def attached(self, link: Link) -> None:
+        """The windows of ``link`` are mapped: its posts are served from now on."""
+        with self._lock:
+            link.attached = True
+            self.attached_total["again" if link.attempt else "first"] += 1
+
+    def refused(self, why: str) -> None:
+        """Count a refusal by a word that says why."""
+        with self._lock:
+            self.refused_total[why] += 1
 
     def end_window(self, window: int, reason: str) -> None:
         """End the session that ``window`` belongs to, if there still is one."""
         for session in self.snapshot():
             for link in list(session.links.values()):
                 if link.window == window:
-                    link.close(reason, True)
+                    link.close(Ending(Cause.PROTOCOL_BROKEN, reason))
 
-    def end_all(self, reason: str) -> None:
-        """Tell every A rank that its session ends; the sockets' own handlers then leave."""
+    def end_all(self, cause: Cause, reason: str) -> None:
+        """Tell every A rank that F goes away; the sockets' own handlers then leave."""
         for session in self.snapshot():
             for link in list(session.links.values()):
-                link.close(reason, False)
+                link.close(Ending(cause, reason, final=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ffn_faas.backends.base import FFNBackend
 from ffn_faas.connectors.base import FFNConnector
-from ffn_faas.service.sessions import SessionRegistry
+from ffn_faas.service.sessions import Cause, SessionRegistry
 from ffn_faas.service.stop import StopRequest
 
 
@@ -22,4 +22,4 @@ def run_steps(backend: FFNBackend, connector: FFNConnector, sessions: SessionReg
 def drain(backend: FFNBackend, sessions: SessionRegistry, reason: str, timeout_s: float) -> None:
     """Finish the posts in flight, then tell every A rank that F goes away."""
     backend.drain(timeout_s)
-    sessions.end_all(f"F stopped: {reason}")
+    sessions.end_all(Cause.F_STOPPED, f"F stopped: {reason}")

@@ -9,7 +9,11 @@ from ffn_faas.errors import FfnError
 
 
 class StopRequest:
-    """Set once. ``error`` is None for a stop that was asked for, else what the process has to end with."""
+    """Set once. ``error`` is None for a stop that was asked for, else what the process has to end with.
+
+    A stop that was asked for may still turn into a failure, when a rank is lost while it drains, or have to hurry,
+    when the launcher dies; never back.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -17,23 +21,33 @@ class StopRequest:
         self._wakers: list[Callable[[], None]] = []
         self.reason = ""
         self.error: FfnError | None = None
+        self.limit_s: float | None = None
+        """Most seconds the end may take, below what the settings allow; None: no further limit."""
 
     def __bool__(self) -> bool:
         return self._event.is_set()
 
-    def request(self, reason: str, error: FfnError | None = None) -> bool:
-        """First call wins and wakes whoever waits; returns whether this was the first. Never blocks; any thread."""
+    def request(self, reason: str, error: FfnError | None = None, *, limit_s: float | None = None) -> bool:
+        """First call wins and wakes whoever waits; so do the first with an error and the first with a limit after it.
+
+        Returns whether this was the first. Never blocks; any thread.
+        """
         with self._lock:
-            if self._event.is_set():
+            first = not self._event.is_set()
+            fails = error is not None and self.error is None
+            hurries = limit_s is not None and self.limit_s is None
+            if not (first or fails or hurries):
                 return False
-            self.reason, self.error = reason, error
+            self.reason = reason if first else f"{self.reason}; then {reason}"
+            self.error = self.error or error
+            self.limit_s = self.limit_s or limit_s
             self._event.set()
         for wake in self._wakers:
             wake()
-        return True
+        return first
 
     def on_request(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` (quick, any thread) when a stop is requested; at once if it already was."""
+        """Call ``wake`` (quick, any thread) when a stop is requested, again when that changes; at once if it was."""
         self._wakers.append(wake)
         if self:
             wake()
@@ -45,6 +59,11 @@ class StopRequest:
         """Leave long work (agreeing, loading): raises the error, or Stopped."""
         if self:
             raise self.error or Stopped(self.reason)
+
+    def raise_unless_asked_for(self) -> None:
+        """Raises the error that made this a failure, if there is one."""
+        if self.error is not None:
+            raise self.error
 
 
 class Stopped(FfnError):

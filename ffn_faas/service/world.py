@@ -8,6 +8,7 @@ do not matter here.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -51,6 +52,14 @@ class WorldView(ABC):
             return True
         return all(self.phases[rank] == Phase.READY.value for rank in self.config.world.local_ranks)
 
+    def _left_in_order(self, rank: int) -> bool:
+        """Whether a rank whose connection has closed may have done so: the world stops, and it has finished."""
+        return bool(self.stop) and self.phases[rank] == Phase.STOPPED.value
+
+    def await_others(self, timeout_s: float) -> None:  # noqa: ARG002
+        """The world stops and this rank has finished: F rank 0 waits for the others, so that it hears of a loss."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Leave the world. Idempotent."""
@@ -77,6 +86,7 @@ class WorldHub(WorldView):
     def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest, own_address: str) -> None:
         self._lock = threading.Lock()
         self._members: dict[int, Send] = {}
+        self._closed = False
         super().__init__(config, lifecycle, stop)
         self.addresses[0] = own_address
         if config.world.size == 1:
@@ -119,14 +129,27 @@ class WorldHub(WorldView):
         else:
             self.stop.request(message.reason)
 
+    def gone(self, rank: int) -> None:
+        """A member's connection has closed."""
+        if not self._closed and not self._left_in_order(rank):
+            self.lost(rank, "its connection closed")
+
     def lost(self, rank: int, reason: str) -> None:
-        """A member is gone."""
+        """A member is gone, or has failed."""
         self._members.pop(rank, None)
         text = f"F rank {rank} ({self.addresses[rank]}) was lost: {reason}"
         self.stop.request(text, WorldLost(text, remedy="look at that rank's log; the launcher restarts the world"))
 
+    def await_others(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.stop.error is None and time.monotonic() < deadline:
+            if all(self.phases[rank] == Phase.STOPPED.value for rank in list(self._members)):
+                return
+            time.sleep(0.02)
+
     def close(self) -> None:
         """The members' sockets end with the HTTP server."""
+        self._closed = True
 
     def _absent(self, seconds: float) -> str:
         absent = [rank for rank in range(1, self.config.world.size) if rank not in self._members]

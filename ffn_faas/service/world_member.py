@@ -35,7 +35,7 @@ class WorldMember(WorldView):
     def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest, own_address: str) -> None:
         self._socket: ClientConnection | None = None
         self._send_lock = threading.Lock()
-        self._closing = False
+        self._closing = self._joined = False
         self._own_address = own_address
         self._hub = f"{config.rank_zero_host}:{config.port}"
         super().__init__(config, lifecycle, stop)
@@ -51,19 +51,20 @@ class WorldMember(WorldView):
         socket = self._connected()
         if socket is None:
             return
-        with socket:
-            self._socket = socket
-            self._send(self._join_message())
-            try:
+        try:
+            with socket:
+                self._socket = socket
+                self._send(self._join_message())
+                self._joined = True
+                self._own_phase_changed()
                 for frame in socket:
                     self._heard(parse(frame))
-            except (ConnectionClosed, OSError):
-                log.debug("the connection to F rank 0 ended")
-        if not self._closing:
-            self.stop.request(
-                f"F rank 0 ({self._hub}) was lost",
-                WorldLost(f"F rank 0 ({self._hub}) was lost", remedy="look at F rank 0's log"),
-            )
+        except (ConnectionClosed, OSError):
+            log.debug("the connection to F rank 0 ended")
+        finally:
+            if not self._closing and not self._left_in_order(0):
+                text = f"F rank 0 ({self._hub}) was lost"
+                self.stop.request(text, WorldLost(text, remedy="look at F rank 0's log"))
 
     def _join_message(self) -> WorldJoin:
         world = self.config.world
@@ -79,7 +80,7 @@ class WorldMember(WorldView):
         while not self._closing and time.monotonic() < deadline:
             try:
                 return connect(f"ws://{self._hub}/v1/world", ping_interval=None, proxy=None, open_timeout=5)
-            except (OSError, TimeoutError, InvalidHandshake, InvalidMessage, EOFError):
+            except (OSError, TimeoutError, InvalidHandshake, InvalidMessage, ConnectionClosed, EOFError):
                 time.sleep(RETRY_S)
         return None
 
@@ -87,7 +88,6 @@ class WorldMember(WorldView):
         if isinstance(message, WorldWelcome):
             self.addresses = message.addresses
             self.formed.set()
-            self._own_phase_changed()
         elif isinstance(message, WorldPhases):
             self.phases = message.phases
         elif isinstance(message, WorldStop):
@@ -104,7 +104,7 @@ class WorldMember(WorldView):
     def _own_phase_changed(self) -> None:
         snapshot = self.lifecycle.snapshot()
         self.phases[self.config.world.rank] = snapshot.phase.value
-        if self.formed.is_set():
+        if self._joined:
             self._send(WorldPhase(phase=snapshot.phase.value, progress=snapshot.progress, reason=snapshot.reason))
 
     def _tell_stop(self) -> None:

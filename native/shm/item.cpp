@@ -119,6 +119,11 @@ void Item::answer(const Part& part, int64_t first_row) const {
 void Item::complete() {
   if (completed_.exchange(true)) throw std::logic_error("this item was completed before");
   const int64_t computed_at = now_ns();
+  Counters& counters = *counters_;
+  if (ExpertRows* experts = counters.experts.load(std::memory_order_acquire)) {
+    const ffn_item item = view();
+    experts->count(layer, item.expert_ids, rows * item.top_k);
+  }
   int64_t row = 0, posts = 0;
   for (const Part& part : parts) {
     answer(part, row);
@@ -127,16 +132,17 @@ void Item::complete() {
   }
   if (workspace_ != nullptr) workspace_->in_use.store(false, std::memory_order_release);
   const int64_t posted_at = now_ns();
-  const auto bound = std::lower_bound(kPostsPerItem.begin(), kPostsPerItem.end(), static_cast<int64_t>(parts.size()));
-  counters_->items_by_posts[bound - kPostsPerItem.begin()].fetch_add(1, std::memory_order_relaxed);
-  counters_->splits.fetch_add(posts == 0, std::memory_order_relaxed);
-  counters_->posts.fetch_add(posts, std::memory_order_relaxed);
-  counters_->compute_ns.fetch_add(computed_at - taken_at_, std::memory_order_relaxed);
-  counters_->post_ns.fetch_add(posted_at - computed_at, std::memory_order_relaxed);
-  counters_->rows.fetch_add(rows, std::memory_order_relaxed);
-  counters_->last_step_monotonic_ns.store(posted_at, std::memory_order_relaxed);
-  counters_->taken_at_ns.store(0, std::memory_order_relaxed);
-  counters_->steps.fetch_add(1, std::memory_order_relaxed);
+  const int64_t before = counters.last_step_monotonic_ns.load(std::memory_order_relaxed);
+  counters.wait.observe(std::max<int64_t>(0, taken_at_ - (before != 0 ? before : counters.made_at_ns)));
+  counters.compute.observe(computed_at - taken_at_);
+  counters.send.observe(posted_at - computed_at);
+  counters.parts.observe(static_cast<int64_t>(parts.size()));
+  add(counters.splits, posts == 0);
+  add(counters.posts, posts);
+  add(counters.rows, rows);
+  counters.last_step_monotonic_ns.store(posted_at, std::memory_order_relaxed);
+  counters.taken_at_ns.store(0, std::memory_order_relaxed);
+  add(counters.steps, 1);
 }
 
 }  // namespace ffn

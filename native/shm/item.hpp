@@ -1,7 +1,6 @@
 // What one step computes: one post, several posts of a layer side by side, or a part of a post.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -11,24 +10,9 @@
 
 #include "ffn_faas/expert_kernel.h"
 #include "shm/arena.hpp"
+#include "shm/counters.hpp"
 
 namespace ffn {
-
-constexpr std::array<int64_t, 5> kPostsPerItem{1, 2, 4, 8, 16};  // upper bounds; one more bucket is above them
-
-// Read by metrics at any time; written by the receiving thread only.
-struct Counters {
-  std::atomic<int64_t> steps{0};
-  std::atomic<int64_t> posts{0};  // answered
-  std::atomic<int64_t> rows{0};
-  std::atomic<int64_t> wait_ns{0};
-  std::atomic<int64_t> compute_ns{0};
-  std::atomic<int64_t> post_ns{0};
-  std::atomic<int64_t> last_step_monotonic_ns{0};
-  std::atomic<int64_t> taken_at_ns{0};  // 0 while no item is being computed
-  std::atomic<int64_t> splits{0};       // items that were a part of a post, not its last one
-  std::array<std::atomic<int64_t>, kPostsPerItem.size() + 1> items_by_posts{};
-};
 
 struct Link {
   // Of the receiving thread, but for in_flight.

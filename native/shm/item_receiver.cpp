@@ -44,6 +44,12 @@ void ItemReceiver::add_link(int64_t key, std::shared_ptr<Arena> arena, std::vect
     if (workspace_ == nullptr && (!links_.empty() || geometry.stages > 1)) {
       workspace_ = std::make_shared<Workspace>(geometry, item_limit_);
     }
+    if (counters_->experts_owner == nullptr && !link->expert_counts.empty()) {
+      const auto& counts = link->expert_counts;
+      counters_->experts_owner =
+          std::make_unique<ExpertRows>(counts.size(), *std::max_element(counts.begin(), counts.end()));
+      counters_->experts.store(counters_->experts_owner.get(), std::memory_order_release);
+    }
     links_.push_back(std::move(link));
     generation_.fetch_add(1, std::memory_order_release);
   }
@@ -249,8 +255,6 @@ std::shared_ptr<Item> ItemReceiver::receive(int64_t timeout_us) {
     }
     if (now >= deadline || !sleep_until(deadline)) break;
   }
-  const int64_t end = item != nullptr ? item->taken_at() : now_ns();
-  counters_->wait_ns.fetch_add(end - start, std::memory_order_relaxed);
   return item;
 }
 

@@ -47,6 +47,7 @@ class FakeLibrary:
 class FakeService:
     def __init__(self):
         self.counters, self.lanes, self.faulty, self.stopped, self.steps = Counters(), {}, set(), False, 0
+        self.captures = self.replays = 0
 
     def set_lane(self, lane, addresses, capacity=0, first_flag=0):
         self.lanes[lane] = (capacity, first_flag) if addresses else None

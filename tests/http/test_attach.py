@@ -11,7 +11,7 @@ from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.protocol import messages
 from ffn_faas.protocol.window import window_layout
 from ffn_faas.service.lifecycle import Phase
-from ffn_faas.service.sessions import Limits
+from ffn_faas.service.sessions import Cause, Limits
 from tests.http.conftest import FINGERPRINT, Service, attach_message, receive
 
 
@@ -143,7 +143,7 @@ def test_a_stopping_f_tells_its_attentions_and_takes_no_new_ones(service):
     service.to_ready()
     with attached(service) as socket:
         service.state.stop.request("SIGTERM")
-        service.state.sessions.end_all("F stopped: SIGTERM")
+        service.state.sessions.end_all(Cause.F_STOPPED, "F stopped: SIGTERM")
         assert receive(socket, "ended")["reason"] == "F stopped: SIGTERM"
     with service.socket() as late:
         late.send(attach_message(instance="late"))
@@ -170,3 +170,39 @@ def test_an_attach_beyond_a_limit_is_refused_naming_it_and_fits_again_once_anoth
                 assert f"ffn_faas:window_bytes {float(2 * pair)}" in service.get("/metrics").text
     finally:
         service.server.shutdown()
+
+
+def test_attaches_refusals_and_ends_are_counted_by_reason(service):
+    service.to_ready()
+    with attached(service), service.socket() as second, service.socket() as other:
+        second.send(attach_message())
+        receive(second, "refused")
+        other.send(attach_message(instance="o", fingerprint=FINGERPRINT.model_copy(update={"top_k": 1})))
+        receive(other, "refused")
+    with attached(service, attempt=1) as socket:
+        socket.send(messages.Detach().model_dump_json())
+        wait_until(lambda: service.state.sessions.ended_total["detached"] == 1)
+    text = service.get("/metrics").text
+    for line in (
+        'attaches_total{kind="first"} 1.0',
+        'attaches_total{kind="again"} 1.0',
+        'attach_refusals_total{reason="conflict"} 1.0',
+        'attach_refusals_total{reason="mismatch"} 1.0',
+        'detaches_total{reason="connection_lost"} 1.0',
+        'detaches_total{reason="detached"} 1.0',
+    ):
+        assert f"ffn_faas:{line}" in text
+
+
+def test_an_orderly_detach_of_one_rank_is_no_error_to_its_siblings(service):
+    service.to_ready()
+    with (
+        attached(service, num_attention_ranks=2) as a0,
+        attached(service, num_attention_ranks=2, attention_rank=1) as a1,
+    ):
+        a1.send(messages.Detach().model_dump_json())
+        wait_until(lambda: service.connector.active == {1})
+        with pytest.raises(TimeoutError):
+            a0.recv(timeout=0.3)
+        assert [len(session.links) for session in service.state.sessions.snapshot()] == [1]
+    wait_until(lambda: service.state.sessions.snapshot() == [])

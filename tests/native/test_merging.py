@@ -72,7 +72,7 @@ def test_ready_posts_of_one_layer_are_one_item_and_other_layers_wait_their_turn(
     sessions.check(0, 1, 2, 3)
     counters = sessions.receiver.counters()
     assert (counters["steps"], counters["posts"], counters["rows"], counters["splits"]) == (2, 4, 10, 0)
-    assert sessions.receiver.posts_per_item() == list(zip(BUCKETS, [1, 0, 1, 0, 0, 0], strict=True))
+    assert sessions.receiver.posts_per_item() == (list(zip(BUCKETS, [1, 0, 1, 0, 0, 0], strict=True)), 4)
 
 
 def test_an_item_is_never_larger_than_its_limit() -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 
@@ -119,3 +120,11 @@ def wait_gone(port, timeout):
         assert time.monotonic() - start < timeout, f"something still listens on {port} after {timeout} s"
         time.sleep(0.05)
     return time.monotonic() - start
+
+
+def runs(pid):
+    """Whether the process is there and more than a zombie that nobody has reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

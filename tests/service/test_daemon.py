@@ -5,12 +5,20 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.service.daemon import BLOCKING_BACKEND, Daemon, free_port, is_listening, model_dir, wait_gone, wait_ready
+from tests.service.daemon import (
+    BLOCKING_BACKEND,
+    Daemon,
+    free_port,
+    is_listening,
+    model_dir,
+    runs,
+    wait_gone,
+    wait_ready,
+)
 
 DEADLOCK = (
     "import ctypes; libc = ctypes.{library}(None); lock = ctypes.create_string_buffer(64); print('stuck', flush=True); "
@@ -28,14 +36,6 @@ def serve(tmp_path):
 
 def record(tmp_path, rank=0):
     return json.loads((tmp_path / "records" / f"ffn-rank-{rank}.json").read_text())
-
-
-def runs(pid):
-    """Whether the process is there and more than a zombie that nobody has reaped yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "POST /stop"])

@@ -112,3 +112,31 @@ def test_a_stop_asked_of_any_rank_stops_all_without_an_error(hub, member):
     wait_until(lambda: hub.state.stop and one.stop)
     assert (hub.state.stop.error, one.stop.error) == (None, None)
     assert one.stop.reason == "SIGTERM"
+
+
+def test_a_rank_that_is_lost_while_the_world_stops_turns_the_stop_into_a_failure(hub, member):
+    one, two = member(1), member(2)
+    two.form()
+    hub.state.stop.request("SIGTERM")
+    wait_until(lambda: one.stop and two.stop)
+    one._socket.socket.shutdown(2)
+    wait_until(lambda: hub.state.stop.error is not None and two.stop.error is not None)
+    assert isinstance(hub.state.stop.error, WorldLost)
+    assert "F rank 1" in two.stop.reason
+
+
+def test_ranks_that_finish_one_by_one_are_not_lost_and_f_rank_0_waits_for_the_last(hub, member):
+    one, two = member(1), member(2)
+    for view in (one, two):
+        view.form()
+    hub.state.stop.request("SIGTERM")
+    wait_until(lambda: one.stop and two.stop)
+    for view in (one, two):
+        hub.state.world.await_others(0.1)
+        view.lifecycle.advance(Phase.DRAINING)
+        view.lifecycle.advance(Phase.STOPPED)
+        view.close()
+    began = time.monotonic()
+    hub.state.world.await_others(30.0)
+    assert time.monotonic() - began < 20
+    assert (hub.state.stop.error, one.stop.error, two.stop.error) == (None, None, None)

@@ -1,0 +1,141 @@
+"""A world of gated F ranks as processes (see gated_f), and what is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.service.daemon import CONFIG, free_port, is_listening, runs
+
+ROOT = Path(__file__).parents[2]
+PHASES = ("starting", "loading", "capturing", "ready")
+PATIENCE_S = 60.0
+
+
+def wait_until(condition, timeout=PATIENCE_S, what="it"):
+    """Poll; returns the seconds until the condition held."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout, f"{what} took longer than {timeout} s"
+        time.sleep(0.002)
+    return time.monotonic() - start
+
+
+class GatedWorld:
+    """``ranks`` processes, started here or by torchrun, that stop at closed gates; all of it ends with the block."""
+
+    def __init__(self, directory, ranks=2, *, torchrun=False, closed=()):
+        self.directory, self.ranks = directory, ranks
+        self.gates, self.records = directory / "gates", directory / "records"
+        self.gates.mkdir(parents=True)
+        model = directory / "model"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(CONFIG))
+        for place in closed:
+            self.close(place)
+        self.model, self.port, self.client = model, free_port(ranks), httpx.Client(timeout=10)
+        arguments = [str(self.gates), str(model), "--load-format", "dummy", "--dtype", "float32"]
+        arguments += ["--port", str(self.port), "--exit-record", str(self.records)]
+        self.shared_before = _shared_memory()
+        if torchrun:
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+            self.processes = [self._start([*launcher, "-m", "tests.service.gated_f", *arguments], {})]
+        else:
+            command = [sys.executable, "-m", "tests.service.gated_f", *arguments]
+            common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+            self.processes = [
+                self._start(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
+            ]
+
+    def _start(self, command, environment):
+        clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
+        log = (self.directory / "log").open("ab")
+        with log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True, env={**clean, **environment}
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.open_all()
+        for rank in range(self.ranks):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                os.kill(self.record(rank)["pid"], signal.SIGKILL)
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.client.close()
+
+    def close(self, place, rank=None):
+        for each in range(self.ranks) if rank is None else [rank]:
+            (self.gates / f"{place}-{each}").touch()
+
+    def open(self, place, rank=None):
+        for each in range(self.ranks) if rank is None else [rank]:
+            (self.gates / f"{place}-{each}").unlink(missing_ok=True)
+            (self.gates / f"at-{place}-{each}").unlink(missing_ok=True)
+
+    def open_all(self):
+        for gate in self.gates.iterdir():
+            gate.unlink(missing_ok=True)
+
+    def is_at(self, place, rank):
+        return (self.gates / f"at-{place}-{rank}").exists()
+
+    def wait_at(self, place, rank=None):
+        for each in range(self.ranks) if rank is None else [rank]:
+            wait_until(lambda each=each: self.is_at(place, each), what=f"rank {each} at {place}: {self.log()}")
+
+    def wait_phase(self, phase):
+        for rank in range(self.ranks):
+            wait_until(lambda rank=rank: self.phase(rank) == phase, what=f"{phase} of rank {rank}: {self.log()}")
+
+    def get(self, path, rank=0):
+        return self.client.get(f"http://127.0.0.1:{self.port + rank}{path}")
+
+    def phase(self, rank):
+        try:
+            return self.get("/ready", rank).json()["phase"]
+        except httpx.TransportError:
+            return ""
+
+    def sessions(self, rank):
+        """Attached instances, by name: their window bytes."""
+        status = self.get("/status", rank).json()
+        return {session["instance"]: session["window_bytes"] for session in status["sessions"]}
+
+    def record(self, rank):
+        return json.loads((self.records / f"ffn-rank-{rank}.json").read_text())
+
+    def pid(self, rank):
+        return self.record(rank)["pid"]
+
+    def wait_ended(self, rank, timeout):
+        """Until the rank's process is gone; returns the seconds that took."""
+        pid = self.pid(rank)
+        return wait_until(lambda: not runs(pid), timeout, f"the end of rank {rank}: {self.log()}")
+
+    def require_nothing_left(self):
+        """No process, no port, nothing in /dev/shm; ``processes`` have been waited for."""
+        for rank in range(self.ranks):
+            assert not runs(self.pid(rank))
+            wait_until(lambda rank=rank: not is_listening(self.port + rank), 5, "freeing the port")
+        assert _shared_memory() <= self.shared_before
+
+    def log(self):
+        return (self.directory / "log").read_text()
+
+
+def _shared_memory():
+    return set(Path("/dev/shm").iterdir())
