@@ -94,15 +94,16 @@ def _dummy_layers(seed: int) -> _Fill:
         from ffn_faas.experts.dummy import DummyWeights
 
         dummy = DummyWeights(spec, seed)
-        layer_bytes = len(experts) * spec.expert_bytes
+        done, total = 0, spec.num_layers * len(experts) * spec.expert_bytes
         for layer in range(spec.num_layers):
             for local, expert in enumerate(experts):
                 for matrix in spec.matrices:
                     buffer = kernel.matrix_buffer(layer, local, matrix)
                     dummy.fill(buffer, layer, expert, matrix)
                     kernel.finish_matrix(layer, local, matrix, buffer)
+                done += spec.expert_bytes
+                progress(done, total)
             kernel.finish_layer(layer)
-            progress((layer + 1) * layer_bytes, spec.num_layers * layer_bytes)
         return 0
 
     return fill
