@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 FILES = ("tests/service/test_faults.py", "tests/service/test_ready.py")
 HEAD = ("who", "where F stands", "what happens", "seen")
@@ -18,7 +18,7 @@ HEAD = ("who", "where F stands", "what happens", "seen")
 
 def rows(report):
     """(who, where, what, seen) of every test that recorded one."""
-    for recorded in ElementTree.parse(report).iter("property"):
+    for recorded in ET.parse(report).iter("property"):
         if recorded.get("name") == "fault":
             yield ast.literal_eval(recorded.get("value"))
 
