@@ -112,7 +112,8 @@ class FFNConnector(ABC):
         """Counters kept by the step itself; safe and cheap from any thread.
 
         Keys: steps, posts, splits (items that were not a post's last part), rows (totals), idle_s (since the last step
-        ended), item_s (age of the item in flight, 0 when there is none). Where there are graphs: captures, replays.
+        ended), item_s (age of the item in flight, 0 when there is none). Where it is measured: wait_s, compute_s,
+        post_s (totals); where there are graphs: captures, replays.
         """
 
     def step_seconds(self) -> dict[str, Distribution]:
@@ -123,9 +124,9 @@ class FFNConnector(ABC):
         """How many posts, or parts of them, an item held."""
         return None
 
-    def expert_rows(self) -> list[list[int]]:
-        """Rows computed by layer and local expert. [] where they are not counted."""
-        return []
+    def expert_rows(self) -> list[list[int]] | None:
+        """Rows computed by layer and local expert; [] before the first session, None where they are not counted."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

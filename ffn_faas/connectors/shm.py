@@ -117,7 +117,7 @@ class ShmConnector(FFNConnector):
         return self._receiver.take_faults()
 
     def statistics(self) -> dict[str, float]:
-        counters = self._receiver.counters()
+        counters, times = self._receiver.counters(), self._receiver.step_times()
         now = time.monotonic_ns()
         taken_at = counters["taken_at_ns"]
         return {
@@ -125,6 +125,9 @@ class ShmConnector(FFNConnector):
             "posts": counters["posts"],
             "splits": counters["splits"],
             "rows": counters["rows"],
+            "wait_s": times["wait"][1] / 1e9,
+            "compute_s": times["compute"][1] / 1e9,
+            "post_s": times["send"][1] / 1e9,
             "idle_s": max(0, now - (counters["last_step_monotonic_ns"] or self._made_ns)) / 1e9,
             "item_s": max(0, now - taken_at) / 1e9 if taken_at else 0.0,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from ffn_faas import __version__
+from ffn_faas.connectors.base import Distribution
 from ffn_faas.protocol import PROTOCOL_VERSION
 from ffn_faas.protocol.messages import Fingerprint
 from ffn_faas.protocol.topology import expert_range
@@ -74,11 +75,14 @@ class StatusReport(PhaseReport):
     window_bytes: int
     merge_bytes: int
     steps: dict[str, float]
+    step_seconds: dict[str, Distribution]
+    """Time of steps, by part: wait, compute, send."""
+    posts_per_item: Distribution | None = None
     busiest_experts: list[BusyExpert]
     expert_imbalance_ratio: float
     sessions: list[SessionReport]
     expert_rows: list[list[int]] | None = None
-    """With ``?experts=1``: rows computed by MoE layer and local expert of this rank."""
+    """With ``?experts=1``: rows computed by MoE layer and local expert of this rank; absent where not counted."""
 
 
 class StopReport(Report):
@@ -103,7 +107,8 @@ def phase_report(state: ServiceState) -> PhaseReport:
 def status_report(state: ServiceState, *, experts: bool) -> StatusReport:
     """As ``phase_report``; ``experts`` adds the whole table."""
     snapshot, world, connector = state.lifecycle.snapshot(), state.config.world, state.connector
-    rows = connector.expert_rows() if connector is not None else []
+    counted = connector.expert_rows() if connector is not None else None
+    rows = counted or []
     first = expert_range(state.spec.num_experts, world.size, world.rank).start
     return StatusReport(
         **phase_report(state).model_dump(),
@@ -122,12 +127,14 @@ def status_report(state: ServiceState, *, experts: bool) -> StatusReport:
         window_bytes=state.sessions.window_bytes,
         merge_bytes=state.sessions.shared_bytes,
         steps=connector.statistics() if connector is not None else {},
+        step_seconds=connector.step_seconds() if connector is not None else {},
+        posts_per_item=connector.posts_per_item() if connector is not None else None,
         busiest_experts=[
             BusyExpert(layer=layer, expert=first + expert, rows=count) for count, layer, expert in top(rows, TOP)
         ],
         expert_imbalance_ratio=imbalance_ratio(rows),
         sessions=[_session_report(session) for session in state.sessions.snapshot()],
-        expert_rows=rows if experts else None,
+        expert_rows=counted if experts else None,
     )
 
 

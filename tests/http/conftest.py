@@ -78,7 +78,9 @@ class RecordingConnector(FFNConnector):
         return []
 
     def statistics(self):
-        return dict.fromkeys(("steps", "rows", "posts", "splits", "idle_s", "item_s"), 0.0)
+        return dict.fromkeys(
+            ("steps", "rows", "posts", "splits", "wait_s", "compute_s", "post_s", "idle_s", "item_s"), 0.0
+        )
 
     def close(self):
         pass
