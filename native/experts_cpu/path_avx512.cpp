@@ -48,15 +48,10 @@ inline __attribute__((always_inline)) void add_product(__m512& sum, __m512 a, __
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
-inline __attribute__((always_inline)) void add_product(__m512& sum, __m512 a, const float& b) {
-  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(b));
-}
-
-// Rows whose value the multiply-add reads from memory itself: fewer instructions, at two loads a row. The rest loads
-// once. Half and half keeps both the front end and the load ports below the multipliers' rate.
-constexpr int kFromMemory = 6;
-
-// Adds `pairs` pairs of k of a panel to the sums of M rows.
+// Adds `pairs` pairs of k of a panel to the sums of M rows. Each value is loaded once for both multiply-adds: reading
+// it twice as their memory operand takes fewer instructions and is slower, since a load then ties up a multiplier's
+// slot. k is not cut for many rows: rows and panel come from L2 at the pace of the multipliers, sums would only come
+// and go.
 template <class Weight, int M>
 inline __attribute__((always_inline)) void multiply(const void* panel, int64_t pairs, const void* activations,
                                                     const void* next, __m512 (&sum)[M][2]) {
@@ -73,37 +68,21 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
       __m512 left = Weight::even(line, raw_left), right = Weight::even(line + Weight::kLine, raw_right);
 #pragma GCC unroll 16
       for (int r = 0; r < M; ++r) {
-        const float& element = x[r * kChunk + 2 * i];
-        if (r < kFromMemory) {
-          add_product(sum[r][0], left, element);
-          add_product(sum[r][1], right, element);
-        } else {
-          const __m512 value = _mm512_set1_ps(element);
-          add_product(sum[r][0], left, value);
-          add_product(sum[r][1], right, value);
-        }
+        const __m512 value = _mm512_set1_ps(x[r * kChunk + 2 * i]);
+        add_product(sum[r][0], left, value);
+        add_product(sum[r][1], right, value);
       }
       left = Weight::odd(line, raw_left);
       right = Weight::odd(line + Weight::kLine, raw_right);
 #pragma GCC unroll 16
       for (int r = 0; r < M; ++r) {
-        const float& element = x[r * kChunk + 2 * i + 1];
-        if (r < kFromMemory) {
-          add_product(sum[r][0], left, element);
-          add_product(sum[r][1], right, element);
-        } else {
-          const __m512 value = _mm512_set1_ps(element);
-          add_product(sum[r][0], left, value);
-          add_product(sum[r][1], right, value);
-        }
+        const __m512 value = _mm512_set1_ps(x[r * kChunk + 2 * i + 1]);
+        add_product(sum[r][0], left, value);
+        add_product(sum[r][1], right, value);
       }
       line += 2 * Weight::kLine;
     }
   }
-}
-
-inline void store_gate_up(__m512 gate, __m512 up, float* out, __mmask16 mask) {
-  _mm512_storeu_ps(out, _mm512_maskz_mov_ps(mask, swiglu(gate, up)));
 }
 
 template <class Weight, int M>
@@ -114,7 +93,9 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
   auto* out = static_cast<float*>(activations);
   const __mmask16 mask = first_columns(valid);
 #pragma GCC unroll 16
-  for (int r = 0; r < M; ++r) store_gate_up(sum[r][0], sum[r][1], out + r * kChunk, mask);
+  for (int r = 0; r < M; ++r) {
+    _mm512_storeu_ps(out + r * kChunk, _mm512_maskz_mov_ps(mask, swiglu(sum[r][0], sum[r][1])));
+  }
 }
 
 template <class Weight, int M>
@@ -124,40 +105,6 @@ void down(const void* panel, int64_t pairs, const void* activations, const Targe
   multiply<Weight, M>(panel, pairs, activations, next, sum);
 #pragma GCC unroll 16
   for (int r = 0; r < M; ++r) add_down(target, r, sum[r][0], sum[r][1]);
-}
-
-template <class Weight, int M>
-void accumulate(const void* panel, int64_t pairs, const void* x, float* sums, bool start, const void* next) {
-  __m512 sum[M][2];
-  if (start) {
-    zero<M>(sum);
-  } else {
-#pragma GCC unroll 16
-    for (int r = 0; r < M; ++r) {
-      sum[r][0] = _mm512_load_ps(sums + r * 2 * kColumns);
-      sum[r][1] = _mm512_load_ps(sums + r * 2 * kColumns + kColumns);
-    }
-  }
-  multiply<Weight, M>(panel, pairs, x, next, sum);
-#pragma GCC unroll 16
-  for (int r = 0; r < M; ++r) {
-    _mm512_store_ps(sums + r * 2 * kColumns, sum[r][0]);
-    _mm512_store_ps(sums + r * 2 * kColumns + kColumns, sum[r][1]);
-  }
-}
-
-void finish_gate_up(const float* sums, int count, void* activations, int64_t valid) {
-  auto* out = static_cast<float*>(activations);
-  const __mmask16 mask = first_columns(valid);
-  for (int r = 0; r < count; ++r, sums += 2 * kColumns) {
-    store_gate_up(_mm512_load_ps(sums), _mm512_load_ps(sums + kColumns), out + r * kChunk, mask);
-  }
-}
-
-void finish_down(const float* sums, int count, const Target& target) {
-  for (int r = 0; r < count; ++r, sums += 2 * kColumns) {
-    add_down(target, r, _mm512_load_ps(sums), _mm512_load_ps(sums + kColumns));
-  }
 }
 
 template <class Weight, int64_t Size>
@@ -208,14 +155,11 @@ Path make(Type type) {
   path.max_rows = kRows;
   path.activation_size = sizeof(float);
   path.gather = &gather<Weight, Size>;
-  path.finish_gate_up = &finish_gate_up;
-  path.finish_down = &finish_down;
   path.peak = &peak;
   path.read = &read;
 #define FFN_ROWS(m)                            \
   path.gate_up[(m) - 1] = &gate_up<Weight, m>; \
-  path.down[(m) - 1] = &down<Weight, m>;       \
-  path.accumulate[(m) - 1] = &accumulate<Weight, m>
+  path.down[(m) - 1] = &down<Weight, m>
   FFN_ROWS(1);
   FFN_ROWS(2);
   FFN_ROWS(3);
