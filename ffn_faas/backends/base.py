@@ -43,6 +43,10 @@ class FFNBackend(ABC):
         """Memory that posts of several sessions share, beyond windows; counted against --window-memory. Pure."""
         return 0
 
+    def untried(self) -> str:
+        """After ``load``: what of it has never been run on hardware like this; "" when all has."""
+        return ""
+
     @abstractmethod
     def capture(self) -> None:
         """Record graphs, warm kernels up. Nothing to do on backends without graphs."""

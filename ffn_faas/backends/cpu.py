@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,12 @@ class CpuBackend(FFNBackend):
 
         self._connector = ShmConnector(item_limit=self._config.item_limit)
         return self._connector
+
+    def untried(self) -> str:
+        machine = platform.machine()
+        if machine.lower() not in ("x86_64", "amd64"):
+            return f"the CPU backend on {machine}"
+        return self._kernel.untried
 
     def merge_bytes(self, spec: MoESpec) -> int:
         rows = self._config.item_limit

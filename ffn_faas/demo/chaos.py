@@ -122,9 +122,10 @@ def run_chaos(options: DemoOptions, restarts: int) -> ChaosResult:
             log = options.work_dir / f"{name}.log"
             return children.start(f"Attention ({name})", command.arguments, command.environment, log)
 
+        # All at once: whoever is up first waits for the others.
         f = start_f(0)
-        wait_ready(children, f, ffn_port, "/ready", options.timeout_s)
         started = [(start_attention(name, port), port) for name, port in (("stream", stream_port), ("load", load_port))]
+        wait_ready(children, f, ffn_port, "/ready", options.timeout_s)
         for attention, port in started:
             wait_ready(children, attention, port, "/health", options.timeout_s)
         asked = prompts(options.prompts)

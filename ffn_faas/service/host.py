@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import platform
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from ffn_faas import __version__
 from ffn_faas.backends import create_backend
@@ -40,7 +42,16 @@ TORCHRUN_KILLS_AFTER_S = 30.0
 def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
     """Run one F rank until it is stopped or fails; returns the exit code (docs/operations.md has the table)."""
     configure(config.world, as_json=config.log_json)
-    log.info("ffn_faas %s, backend %s, model %s", __version__, config.backend, config.model)
+    log.info(
+        "ffn_faas %s, Python %s, torch %s, %s; backend %s, kernel %s, model %s",
+        __version__,
+        platform.python_version(),
+        _torch_version(),
+        platform.machine(),
+        config.backend,
+        config.moe_kernel,
+        config.model,
+    )
     if ignored_flags:
         log.info("vLLM flags without effect on F: %s", ", ".join(ignored_flags))
     if config.launched and config.drain_timeout_s + TEARDOWN_S >= TORCHRUN_KILLS_AFTER_S:
@@ -61,6 +72,14 @@ def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
         code, reason = _outcome(config, stop)
         words.ended(code, reason)
     return code
+
+
+def _torch_version() -> str:
+    """Without importing it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "absent"
 
 
 def _outcome(config: ServeConfig, stop: StopRequest) -> tuple[int, str]:
@@ -85,9 +104,15 @@ def _serve(config: ServeConfig, stop: StopRequest) -> None:
         try:
             _run(state, backend)
         finally:
-            backend.release()
-            state.world.close()
-            http.shutdown()
+            for step in (backend.release, state.world.close, http.shutdown):
+                _end(step)
+
+
+def _end(step: Callable[[], None]) -> None:
+    try:
+        step()
+    except Exception:  # how the rank ended is known by now, and nothing that fails here may hide it
+        log.exception("while ending")
 
 
 def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tuple[ServiceState, FFNBackend]:
@@ -138,6 +163,8 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         state.world.form()
         lifecycle.advance(Phase.LOADING)
         state.weight_bytes = backend.load(_progress(lifecycle, stop))
+        if untried := backend.untried():
+            log.warning("never run on such hardware so far: %s", untried)
         state.connector = backend.connect()
         lifecycle.advance(Phase.CAPTURING)
         backend.capture()
@@ -153,10 +180,19 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         lifecycle.advance(Phase.STOPPED, stop.reason)
         raise
     except FfnError as error:
-        stop.request(str(error), error)
-        lifecycle.fail(str(error))
-        state.sessions.end_all(Cause.F_FAILED, f"F failed: {error}")
+        _failed(state, error)
         raise
+    except Exception as error:
+        log.exception("an error that nobody foresaw")
+        failure = FfnError(f"{type(error).__name__}: {error}", remedy="the traceback is in this rank's log")
+        _failed(state, failure)
+        raise failure from error
+
+
+def _failed(state: ServiceState, error: FfnError) -> None:
+    state.stop.request(str(error), error)
+    state.lifecycle.fail(str(error))
+    state.sessions.end_all(Cause.F_FAILED, f"F failed: {error}")
 
 
 def _stop(state: ServiceState, backend: FFNBackend) -> None:

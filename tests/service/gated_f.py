@@ -2,11 +2,13 @@
 
 A gate is a file: while ``GATES/<place>-<rank>`` exists, the rank stays there. Places: starting, loading, capturing,
 compute (an item is taken and not answered), answered (an item is answered, the next one is not looked at). The
-experts are those of tests.native.world, in numpy: no torch is imported, a rank starts in about a second.
+rest of the places: release never returns, broken-release and broken-compute raise, compiling holds the interpreter lock
+for 5 s. The experts are those of tests.native.world, in numpy: no torch is imported, a rank starts in about a second.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from pathlib import Path
@@ -51,6 +53,8 @@ class GatedBackend(FFNBackend):
 
     def capture(self):
         self._stand("capturing")
+        if (self.gates / f"compiling-{self._rank}").exists():
+            ctypes.PyDLL(None).sleep(5)  # holds the interpreter lock, as a compiler may
 
     def execute_step(self):
         self._step(0.1)
@@ -61,6 +65,8 @@ class GatedBackend(FFNBackend):
         if item is None:
             return False
         self._stand("compute")
+        if (self.gates / f"broken-compute-{self._rank}").exists():
+            raise RuntimeError("the expert kernel failed with code 7")
         if item.rows:
             answer(item, self._first, self._spec.dtype)
         item.complete()
@@ -78,6 +84,12 @@ class GatedBackend(FFNBackend):
             pass
 
     def release(self):
+        if (self.gates / f"release-{self._rank}").exists():
+            libc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+            libc.pthread_mutex_lock(lock)
+            libc.pthread_mutex_lock(lock)  # a native call that never returns and holds the interpreter lock
+        if (self.gates / f"broken-release-{self._rank}").exists():
+            raise RuntimeError("the device is gone")
         if self._connector is not None:
             self._connector.close()
 

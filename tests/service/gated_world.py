@@ -32,7 +32,7 @@ def wait_until(condition, timeout=PATIENCE_S, what="it"):
 class GatedWorld:
     """``ranks`` processes, started here or by torchrun, that stop at closed gates; all of it ends with the block."""
 
-    def __init__(self, directory, ranks=2, *, torchrun=False, closed=()):
+    def __init__(self, directory, ranks=2, *, torchrun=False, closed=(), flags=()):
         self.directory, self.ranks = directory, ranks
         self.gates, self.records = directory / "gates", directory / "records"
         self.gates.mkdir(parents=True)
@@ -43,7 +43,7 @@ class GatedWorld:
             self.close(place)
         self.model, self.port, self.client = model, free_port(ranks), httpx.Client(timeout=10)
         arguments = [str(self.gates), str(model), "--load-format", "dummy", "--dtype", "float32"]
-        arguments += ["--port", str(self.port), "--exit-record", str(self.records)]
+        arguments += ["--port", str(self.port), "--exit-record", str(self.records), *flags]
         self.shared_before = _shared_memory()
         if torchrun:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
@@ -51,9 +51,16 @@ class GatedWorld:
         else:
             command = [sys.executable, "-m", "tests.service.gated_f", *arguments]
             common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-            self.processes = [
+            self._launch = lambda: [
                 self._start(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
             ]
+            self.processes = self._launch()
+
+    def kill_and_start_again(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.processes = self._launch()
 
     def _start(self, command, environment):
         clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
