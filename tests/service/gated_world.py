@@ -44,7 +44,7 @@ class GatedWorld:
         self.model, self.port, self.client = model, free_port(ranks), httpx.Client(timeout=10)
         arguments = [str(self.gates), str(model), "--load-format", "dummy", "--dtype", "float32"]
         arguments += ["--port", str(self.port), "--exit-record", str(self.records), *flags]
-        self.shared_before = _shared_memory()
+        self.shared_memory: set[Path] = set()
         if torchrun:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
             self.processes = [self._start([*launcher, "-m", "tests.service.gated_f", *arguments], {})]
@@ -103,10 +103,12 @@ class GatedWorld:
     def wait_at(self, place, rank=None):
         for each in range(self.ranks) if rank is None else [rank]:
             wait_until(lambda each=each: self.is_at(place, each), what=f"rank {each} at {place}: {self.log()}")
+        self._note_shared_memory()
 
     def wait_phase(self, phase):
         for rank in range(self.ranks):
             wait_until(lambda rank=rank: self.phase(rank) == phase, what=f"{phase} of rank {rank}: {self.log()}")
+        self._note_shared_memory()
 
     def get(self, path, rank=0):
         return self.client.get(f"http://127.0.0.1:{self.port + rank}{path}")
@@ -138,11 +140,17 @@ class GatedWorld:
         for rank in range(self.ranks):
             assert not runs(self.pid(rank))
             wait_until(lambda rank=rank: not is_listening(self.port + rank), 5, "freeing the port")
-        assert _shared_memory() <= self.shared_before
+        assert [path for path in self.shared_memory if path.exists()] == []
+
+    def _note_shared_memory(self):
+        """What the ranks have of /dev/shm; other programs' entries are theirs."""
+        for rank in range(self.ranks):
+            process = Path(f"/proc/{self.pid(rank)}")
+            used = [line.split()[-1] for line in (process / "maps").read_text().splitlines()]
+            for entry in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    used.append(os.readlink(entry))
+            self.shared_memory |= {Path(name) for name in used if name.startswith("/dev/shm/")}
 
     def log(self):
         return (self.directory / "log").read_text()
-
-
-def _shared_memory():
-    return set(Path("/dev/shm").iterdir())
