@@ -146,11 +146,10 @@ class GatedWorld:
         """What the ranks have of /dev/shm; other programs' entries are theirs."""
         for rank in range(self.ranks):
             process = Path(f"/proc/{self.pid(rank)}")
-            used = [line.split()[-1] for line in (process / "maps").read_text().splitlines()]
-            for entry in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):  # closed meanwhile
-                    used.append(os.readlink(entry))
-            self.shared_memory |= {Path(name) for name in used if name.startswith("/dev/shm/")}
+            with contextlib.suppress(OSError):  # dead, or closed meanwhile
+                used = [line.split()[-1] for line in (process / "maps").read_text().splitlines()]
+                used += [str(entry.readlink()) for entry in (process / "fd").iterdir()]
+                self.shared_memory |= {Path(name) for name in used if name.startswith("/dev/shm/")}
 
     def log(self):
         return (self.directory / "log").read_text()
