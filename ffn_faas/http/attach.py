@@ -133,7 +133,8 @@ class AttachedRank:
 
     async def _grant(self) -> None:
         state = self._state
-        log.info("%s (%s) attaches: capacity %d", self._name, self._attach.peer, self._session.capacity)
+        address = frames.address(self._socket)
+        log.info("%s (%s, %s) attaches: capacity %d", self._name, self._attach.peer, address, self._session.capacity)
         granted = Granted(
             session=self._session.id,
             ffn_rank=state.config.world.rank,

@@ -28,7 +28,7 @@ async def send(socket: WebSocket, message: BaseModel) -> bool:
 
 async def refuse(socket: WebSocket, reason: str, *, final: bool = True) -> None:
     """Send Refused with ``reason`` and close."""
-    log.warning("refused a peer: %s", reason)
+    log.warning("refused %s: %s", address(socket), reason)
     if await send(socket, messages.Refused(reason=reason, final=final)):
         await close(socket, POLICY_VIOLATION)
 
@@ -69,8 +69,13 @@ async def pump(socket: WebSocket, put: Callable[[messages.AnyMessage | None], No
     except (WebSocketDisconnect, KeyError, RuntimeError):
         put(None)
     except ValidationError as error:
-        log.warning("a peer broke the protocol: %s", describe(error))
+        log.warning("%s broke the protocol: %s", address(socket), describe(error))
         put(None)
+
+
+def address(socket: WebSocket) -> str:
+    """host:port of the peer."""
+    return f"{socket.client.host}:{socket.client.port}" if socket.client else "a peer"
 
 
 def describe(error: ValidationError) -> str:

@@ -32,7 +32,7 @@ def wait_until(condition, timeout=PATIENCE_S, what="it"):
 class GatedWorld:
     """``ranks`` processes, started here or by torchrun, that stop at closed gates; all of it ends with the block."""
 
-    def __init__(self, directory, ranks=2, *, torchrun=False, closed=(), flags=()):
+    def __init__(self, directory, ranks=2, *, torchrun=False, closed=(), flags=(), max_restarts=0):
         self.directory, self.ranks = directory, ranks
         self.gates, self.records = directory / "gates", directory / "records"
         self.gates.mkdir(parents=True)
@@ -47,6 +47,7 @@ class GatedWorld:
         self.shared_memory: set[Path] = set()
         if torchrun:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+            launcher += ["--max-restarts", str(max_restarts), "--master-port", str(free_port())]
             self.processes = [self._start([*launcher, "-m", "tests.service.gated_f", *arguments], {})]
         else:
             command = [sys.executable, "-m", "tests.service.gated_f", *arguments]

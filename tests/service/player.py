@@ -26,9 +26,9 @@ TIMEOUT_S = 60.0
 class Player:
     """One A rank. Every answer is checked against the oracle, exactly."""
 
-    def __init__(self, port, model, instance, policy=None, rank=0, size=1):
+    def __init__(self, port, model, instance, policy=None, rank=0, size=1, capacity=64):
         self.model = Model.read(str(model), None, "float32", True)
-        attach = attach_message(AfdBlock(role="attention", port=port), self.model, "numpy", 64)
+        attach = attach_message(AfdBlock(role="attention", port=port), self.model, "numpy", capacity)
         update = {"instance": instance, "attention_rank": rank, "num_attention_ranks": size}
         plane = data_plane.shared_memory(self.model.spec)
         log = logging.getLogger(f"tests.player.{instance}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -155,3 +156,24 @@ def test_an_orderly_end_is_no_error_in_the_log_of_a_sibling(tmp_path, caplog):
         assert caplog.records == []
         world.processes[0].send_signal(signal.SIGINT)
         assert world.processes[0].wait(30) == 0
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_world_that_lost_a_rank_and_a_waiting_attention_finishes(tmp_path):
+    policy = LossPolicy(reattach_timeout_s=120.0, answer_timeout_s=600.0)
+    with GatedWorld(tmp_path, ranks=2, torchrun=True, max_restarts=1) as world:
+        world.wait_phase("ready")
+        player = Player(world.port, world.model, "waiting", policy).join()
+        world.close("compute", 1)
+        player.dispatched()
+        world.wait_at("compute", 1)
+        before = [world.pid(rank) for rank in (0, 1)]
+        os.kill(before[1], signal.SIGKILL)
+        world.open("compute", 1)
+        player.answered()
+        player.step()
+        assert player.session.reattached == 1
+        assert not {world.pid(rank) for rank in (0, 1)} & set(before)
+        player.close()
+        world.client.post(f"http://127.0.0.1:{world.port}/stop")
+        assert world.processes[0].wait(60) == 0, world.log()

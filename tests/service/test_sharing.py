@@ -1,0 +1,58 @@
+"""Instances of different shape on one F world at once: every answer is exact, whoever comes and goes beside it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.service.gated_world import GatedWorld
+from tests.service.player import Player
+
+SHAPES = {"one rank, its batches in chunks": (1, 7), "two ranks": (2, 64), "three ranks, one row a chunk": (3, 1)}
+STEPS = 40
+
+
+def test_two_and_more_instances_of_different_shape_share_one_f(tmp_path):
+    with GatedWorld(tmp_path, ranks=2) as world:
+        world.wait_phase("ready")
+        failures = []
+
+        def serve(instance, rank, size, capacity):
+            try:
+                player = Player(world.port, world.model, instance, None, rank, size, capacity).join()
+                for _ in range(STEPS):
+                    player.step()
+                player.close()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append((instance, rank, error))
+
+        threads = [
+            threading.Thread(target=serve, args=(instance, rank, size, capacity))
+            for instance, (size, capacity) in SHAPES.items()
+            for rank in range(size)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            passer_by = Player(world.port, world.model, "comes and goes").join()
+            passer_by.step()
+            passer_by.close()
+        for thread in threads:
+            thread.join(120)
+        assert failures == []
+        text = world.get("/metrics").text
+        assert f'ffn_faas:attaches_total{{kind="first"}} {sum(size for size, _ in SHAPES.values()) + 3}.0' in text
+        assert "ffn_faas:window_bytes 0.0" in text
+        assert [world.get("/status", rank).json()["sessions"] for rank in (0, 1)] == [[], []]
+
+
+@pytest.mark.parametrize("flags", [("--max-sessions", "1"), ("--window-memory", "16KiB")])
+def test_who_does_not_fit_is_refused_by_the_limits_name_and_the_other_goes_on(tmp_path, flags):
+    with GatedWorld(tmp_path, ranks=1, flags=flags) as world:
+        world.wait_phase("ready")
+        first = Player(world.port, world.model, "first", capacity=16).join()
+        with pytest.raises(Exception, match=flags[0]):
+            Player(world.port, world.model, "second", capacity=16).granted()
+        first.step()
+        first.close()
