@@ -262,14 +262,14 @@ class AttentionClient:
     def counters(self) -> dict[str, int]:
         """posts, resent (of these, again after F was away), wait_ns, sleeps."""
 
-def arm_watchdog(seconds: float, exit_code: int, message: str, record_path: str, record: str) -> None:
-    """End the process in ``seconds`` unless disarmed, whatever holds the interpreter; see native/process."""
+def arm_watchdog(seconds: float, exit_code: int, message: str, files: Sequence[tuple[str, str]]) -> None:
+    """End the process in ``seconds`` unless disarmed, whatever holds the interpreter; ``files``: (path, content)."""
 
 def disarm_watchdog() -> None:
     """The deadline is off."""
 
 def bound_signals(
-    from_fd: int, to_fd: int, seconds: float, exit_code: int, message: str, record_path: str, record: str
+    from_fd: int, to_fd: int, seconds: float, exit_code: int, message: str, files: Sequence[tuple[str, str]]
 ) -> None:
     """Pass signal numbers on; the first arms the watchdog. Blocking descriptors, which stay the caller's."""
 

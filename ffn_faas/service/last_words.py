@@ -47,16 +47,17 @@ class LastWords:
         """The orderly end; the watchdog stays armed until the process is gone."""
         with suppress(OSError):
             self._write(exit_code, reason)
-        if exit_code:
-            _write_torchelastic_error(reason)
+        elastic = env.torchelastic_error_file()
+        if exit_code and elastic is not None:
+            with suppress(OSError):
+                Path(elastic).write_text(_torchelastic_error(reason))
 
     def bound_signals(self, from_fd: int, to_fd: int) -> None:
         """A signal bounds the end even while a native call holds the interpreter lock; see ``stop_on_signals``."""
         budget = self._config.drain_timeout_s + TEARDOWN_S + 1.0
         text = f"a signal asked for a stop; the end took longer than {budget:.0f} s and was forced"
-        code, path = Stuck.exit_code, str(self._path) if self._path else ""
-        record = self._record(code, text)
-        self._native.bound_signals(from_fd, to_fd, budget, code, f"ffn_faas: {text}\n", path, record)
+        files = self._files(Stuck.exit_code, text)
+        self._native.bound_signals(from_fd, to_fd, budget, Stuck.exit_code, f"ffn_faas: {text}\n", files)
 
     def _bound(self) -> None:
         error, reason = self._stop.error, self._stop.reason
@@ -66,8 +67,13 @@ class LastWords:
         text = f"{reason}; the end took longer than {budget:.0f} s and was forced"
         # Python's stacks half a second before the end, from a thread that needs no interpreter lock.
         faulthandler.dump_traceback_later(max(0.1, budget - 0.5))
-        path = str(self._path) if self._path else ""
-        self._native.arm_watchdog(budget, code, f"ffn_faas: {text}\n", path, self._record(code, text))
+        self._native.arm_watchdog(budget, code, f"ffn_faas: {text}\n", self._files(code, text))
+
+    def _files(self, exit_code: int, reason: str) -> list[tuple[str, str]]:
+        """What a forced end leaves: (path, content) of each."""
+        files = [] if self._path is None else [(str(self._path), self._record(exit_code, reason))]
+        elastic = env.torchelastic_error_file()
+        return files if elastic is None else [*files, (elastic, _torchelastic_error(reason))]
 
     def _write(self, exit_code: int | None, reason: str) -> None:
         if self._path is not None:
@@ -81,10 +87,6 @@ class LastWords:
         return json.dumps(content | {"exit_code": exit_code, "reason": reason[:1000]}) + "\n"
 
 
-def _write_torchelastic_error(reason: str) -> None:
-    path = env.torchelastic_error_file()
-    if path is None:
-        return
+def _torchelastic_error(reason: str) -> str:
     message = {"message": reason, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
-    with suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}))
+    return json.dumps({"message": message})

@@ -42,7 +42,8 @@ struct Watchdog {
   bool armed = false;
   std::chrono::steady_clock::time_point deadline;
   int exit_code = 0;
-  std::string message, record_path, record;
+  std::string message;
+  Files files;
 
   void watch() {
     std::unique_lock<std::mutex> lock(mutex);
@@ -52,7 +53,7 @@ struct Watchdog {
       } else if (changed.wait_until(lock, deadline) == std::cv_status::timeout && armed &&
                  std::chrono::steady_clock::now() >= deadline) {
         write_all(STDERR_FILENO, message.data(), message.size());
-        if (!record_path.empty()) write_file(record_path.c_str(), record.data(), record.size());
+        for (const auto& [path, content] : files) write_file(path.c_str(), content.data(), content.size());
         _exit(exit_code);
       }
     }
@@ -85,15 +86,13 @@ void on_fatal(int signal_number, siginfo_t*, void*) {
 
 }  // namespace
 
-void arm_watchdog(double seconds, int exit_code, const std::string& message, const std::string& record_path,
-                  const std::string& record) {
+void arm_watchdog(double seconds, int exit_code, const std::string& message, const Files& files) {
   Watchdog& dog = watchdog();
   std::lock_guard<std::mutex> lock(dog.mutex);
   dog.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   dog.exit_code = exit_code;
   dog.message = message;
-  dog.record_path = record_path;
-  dog.record = record;
+  dog.files = files;
   dog.armed = true;
   if (!dog.running) {
     std::thread([&dog] { dog.watch(); }).detach();
@@ -110,7 +109,7 @@ void disarm_watchdog() {
 }
 
 void bound_signals(int from_fd, int to_fd, double seconds, int exit_code, const std::string& message,
-                   const std::string& record_path, const std::string& record) {
+                   const Files& files) {
   std::thread([=] {
     bool first = true;
     char number;
@@ -118,7 +117,7 @@ void bound_signals(int from_fd, int to_fd, double seconds, int exit_code, const 
       const ssize_t got = read(from_fd, &number, 1);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return;
-      if (first) arm_watchdog(seconds, exit_code, message, record_path, record);
+      if (first) arm_watchdog(seconds, exit_code, message, files);
       first = false;
       write_all(to_fd, &number, 1);
     }

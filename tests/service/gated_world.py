@@ -32,9 +32,10 @@ def wait_until(condition, timeout=PATIENCE_S, what="it"):
 class GatedWorld:
     """``ranks`` processes, started here or by torchrun, that stop at closed gates; all of it ends with the block."""
 
-    def __init__(self, directory, ranks=2, *, torchrun=False, closed=(), flags=(), max_restarts=0):
+    def __init__(self, directory, ranks=2, *, torchrun=False, closed=(), flags=(), max_restarts=0, environment=()):
         self.directory, self.ranks = directory, ranks
         self.gates, self.records = directory / "gates", directory / "records"
+        self._environment = dict(environment)
         self.gates.mkdir(parents=True)
         model = directory / "model"
         model.mkdir()
@@ -68,7 +69,12 @@ class GatedWorld:
         log = (self.directory / "log").open("ab")
         with log:
             return subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True, env={**clean, **environment}
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                start_new_session=True,
+                env={**clean, **self._environment, **environment},
             )
 
     def __enter__(self):

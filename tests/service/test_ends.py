@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -109,6 +110,19 @@ def test_a_slow_end_under_torchrun_is_over_before_torchrun_kills(tmp_path):
         assert time.monotonic() - began < 30
         world.processes[0].wait(30)
         player.close()
+
+
+@pytest.mark.parametrize("way", ["a loss", "a forced end"])
+def test_torchelastics_error_file_says_why_however_the_rank_ended(tmp_path, way):
+    errors = tmp_path / "error.json"
+    environment = {"TORCHELASTIC_ERROR_FILE": str(errors)}
+    closed = ["release"] if way == "a forced end" else []
+    flags = ["--drain-timeout", "0"]
+    with GatedWorld(tmp_path / "world", ranks=2, closed=closed, flags=flags, environment=environment) as world:
+        world.wait_phase("ready")
+        world.processes[1].kill()
+        assert world.processes[0].wait(30) == 4
+        assert "F rank 1" in json.loads(errors.read_text())["message"]["message"]
 
 
 def test_a_drain_that_torchrun_would_cut_is_warned_about(tmp_path):
