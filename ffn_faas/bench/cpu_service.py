@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ffn_faas.bench.cpu_layer import LayerShape
-from ffn_faas.bench.fake_attention import EPOCH, FakeAttention, Setup
+from ffn_faas.bench.fake_attention import EPOCH, FakeAttention, Round, Samples, Setup
 from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.connectors.shm import ITEM_LIMIT, SPIN_US, ShmConnector
+from ffn_faas.errors import ResourceError
 from ffn_faas.experts.kernels.base import ExpertKernel
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ class Service(AbstractContextManager["Service"]):
         self.attention.__exit__(*exc_info)
         self._connector.close()
 
+    def run(self, rounds: Round) -> Samples:
+        """``FakeAttention.run``; raises what made F's thread end, if it did."""
+        try:
+            return self.attention.run(rounds)
+        except ResourceError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
     def take_steps(self) -> list[tuple[float, float]]:
         """Microseconds of each step since the last call: computing, handing back."""
         if self._failure is not None:
@@ -70,8 +80,8 @@ class Service(AbstractContextManager["Service"]):
         return steps
 
     def _serve(self) -> None:
-        before = self._connector.statistics()
         try:
+            before = self._connector.statistics()
             while not self._stop.is_set():
                 if not self._connector.step(self._kernel, _WAIT_S):
                     continue
@@ -82,3 +92,4 @@ class Service(AbstractContextManager["Service"]):
                 before = now
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits
             self._failure = error
+            self.attention.kill()

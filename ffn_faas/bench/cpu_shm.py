@@ -115,10 +115,10 @@ class _Size:
         self._copies.append(self._copy_floor.microseconds())
         if number == 0:
             # Warms up both sides, and tells how many fit.
-            trip = min(sample[3] for sample in service.attention.run(Round(self._tokens, seed, 3)))
+            trip = min(sample[3] for sample in service.run(Round(self._tokens, seed, 3)))
             self._repeats = int(max(1, min(400, BURST_US / trip)))
         service.take_steps()
-        self._trips += service.attention.run(Round(self._tokens, seed, self._repeats))
+        self._trips += service.run(Round(self._tokens, seed, self._repeats))
         self._keep_steps(service.take_steps())
         if self._options.kernel == "zero":
             return

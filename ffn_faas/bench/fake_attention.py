@@ -73,6 +73,10 @@ class FakeAttention(AbstractContextManager["FakeAttention"]):
         samples: Samples = self._answer()
         return samples
 
+    def kill(self) -> None:
+        """A pending ``run`` fails. Any thread."""
+        self._process.kill()
+
     def __enter__(self) -> Self:
         return self
 
