@@ -100,7 +100,7 @@ def phase_report(state: ServiceState) -> PhaseReport:
         progress=round(min(snapshot.progress, 1.0), 4),
         rank=state.config.world.rank,
         ranks={str(rank): state.world.phases[rank] for rank in state.config.world.local_ranks},
-        reason=snapshot.reason or state.stop.reason or state.stuck_reason or None,
+        reason=state.stop.reason or snapshot.reason or state.stuck_reason or None,
     )
 
 

@@ -31,6 +31,7 @@ class LastWords:
     def __init__(self, config: ServeConfig, stop: StopRequest) -> None:
         self._config = config
         self._stop = stop
+        self._began, self._deadline = 0.0, float("inf")
         self._native = native.load()
         self._path = Path(config.exit_record, f"ffn-rank-{config.world.rank}.json") if config.exit_record else None
         if self._path is not None:
@@ -63,11 +64,16 @@ class LastWords:
         error, reason = self._stop.error, self._stop.reason
         budget = FAILURE_BUDGET_S if error else self._config.drain_timeout_s + TEARDOWN_S
         budget = min(budget, self._stop.limit_s or budget)
+        # Called again when a stop turns into a failure or has to hurry: that never buys time.
+        now = time.monotonic()
+        self._began = self._began or now
+        self._deadline = min(self._deadline, now + budget)
+        budget = self._deadline - now
         code = error.exit_code if error else Stuck.exit_code
-        text = f"{reason}; the end took longer than {budget:.0f} s and was forced"
+        text = f"{reason}; the end took longer than {self._deadline - self._began:.0f} s and was forced"
         # Python's stacks half a second before the end, from a thread that needs no interpreter lock.
         faulthandler.dump_traceback_later(max(0.1, budget - 0.5))
-        self._native.arm_watchdog(budget, code, f"ffn_faas: {text}\n", self._files(code, text))
+        self._native.arm_watchdog(max(0.0, budget), code, f"ffn_faas: {text}\n", self._files(code, text))
 
     def _files(self, exit_code: int, reason: str) -> list[tuple[str, str]]:
         """What a forced end leaves: (path, content) of each."""

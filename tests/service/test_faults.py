@@ -268,6 +268,8 @@ def test_an_f_rank_is_killed(tmp_path, victim, phase, record_property):
             assert not thread.is_alive()
             assert raised, "an answer without that rank cannot be right"
         if phase == "draining":
+            reason = f"F rank {victim}"
+            wait_until(lambda: reason in world.get("/ready", survivor).json()["reason"], what="noticing the loss")
             world.open_all()
         code = world.processes[survivor].wait(WORLD_ENDS_S * SLACK)
         ended = time.monotonic() - killed
