@@ -21,8 +21,6 @@ class EngineFacts:
     load_format: str = LOAD_FORMAT
     platform: str = "cpu"
     quantization: str | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     enable_eplb: bool = False
     num_redundant_experts: int = 0
@@ -126,12 +124,7 @@ def engine_refusals(facts: EngineFacts) -> list[Refusal]:
 
 def _not_served_yet(facts: EngineFacts) -> list[tuple[bool, str, str, str]]:
     """What a later version lifts, in one place."""
-    sizes = {
-        "--tensor-parallel-size": facts.tensor_parallel_size,
-        "--pipeline-parallel-size": facts.pipeline_parallel_size,
-    }
     return [
-        *((size > 1, f"{flag} {size}", NOT_SERVED_YET, "set it to 1") for flag, size in sizes.items()),
         (
             facts.quantization is not None,
             f"quantization {facts.quantization}",

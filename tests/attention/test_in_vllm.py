@@ -72,8 +72,6 @@ def test_each_setting_that_cannot_work_is_refused_by_name(model: Path) -> None:
     cases: dict[str, dict[str, Any]] = {
         "--load-format ffn_faas without an afd block": {"load_format": "ffn_faas"},
         "--enable-lora": {**on, "enable_lora": True},
-        "--tensor-parallel-size 2": {**on, "tensor_parallel_size": 2},
-        "--pipeline-parallel-size 2": {**on, "pipeline_parallel_size": 2},
         "--weight-transfer-config": {**on, "weight_transfer_config": {"backend": "nccl"}},
         "afd.num_attention_ranks=2": attention(1, num_attention_ranks=2),
         "afd.retired": attention(1, retired=1),

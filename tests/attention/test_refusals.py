@@ -30,8 +30,6 @@ def test_a_plain_vllm_of_a_tried_version_is_served() -> None:
         ({"weight_updates": True}, "--weight-transfer-config"),
         ({"ubatch_size": 2}, "--ubatch-size 2"),
         ({"enable_dbo": True}, "--enable-dbo"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
-        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
         ({"quantization": "fp8"}, "quantization fp8"),
         ({"draft": "mtp"}, "speculative method mtp with experts"),
         ({"platform": "cuda"}, "vLLM on cuda"),

@@ -87,8 +87,6 @@ def engine_facts(vllm_config: Any, block: AfdBlock) -> EngineFacts:
         load_format=str(vllm_config.load_config.load_format),
         platform=str(current_platform.device_type),
         quantization=vllm_config.model_config.quantization,
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        pipeline_parallel_size=parallel.pipeline_parallel_size,
         prefill_context_parallel_size=parallel.prefill_context_parallel_size,
         enable_eplb=parallel.enable_eplb,
         num_redundant_experts=parallel.eplb_config.num_redundant_experts,
