@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import itertools
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -148,7 +149,9 @@ def run_chaos(options: DemoOptions, restarts: int) -> ChaosResult:
         load.stop()
         children.require_alive()
         for attention, _ in started:
-            children.stop(attention)
+            attention.signal(signal.SIGTERM)
+        for attention, _ in started:
+            children.stop(attention, terminate=lambda: None)
     return ChaosResult(undisturbed, stream, load, restarts)
 
 
