@@ -39,6 +39,10 @@ class Arena:
     def nbytes(self) -> int: ...
     @property
     def epoch(self) -> int: ...
+    @property
+    def failure(self) -> str:
+        """Windows of ``connect_windows``: why their connection has ended; empty while it works, and for all others."""
+
     def close_fd(self) -> None:
         """No further peer will be given this memory; the mapping stays."""
 
@@ -47,6 +51,25 @@ class Arena:
 
     def poison(self) -> None:
         """Test hook: NaN into rows, weights, partials; wild ids, layer and count. No post may be outstanding."""
+
+def connect_windows(fd: int, geometry: Geometry, epoch: int) -> Arena:
+    """A: windows whose posts and answers travel over the connected socket ``fd``, which is taken over in any case.
+
+    Two threads of the arena carry them; its last user ends the connection. Raises OSError, ValueError.
+    """
+
+@final
+class ServiceMirror:
+    """F: carries posts from a connection into an arena, and its answers back, until ``close`` or the connection ends.
+
+    A peer that breaks the protocol loses its link (``ItemReceiver.take_faults``). Threads of its own, without the GIL.
+    """
+
+    def __init__(self, fd: int, arena: Arena, receiver: ItemReceiver, key: int) -> None:
+        """Takes the connected socket over; ``receiver`` knows the link already."""
+
+    def close(self) -> None:
+        """End the connection and join the threads. Idempotent."""
 
 @final
 class Item:

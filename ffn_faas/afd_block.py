@@ -23,7 +23,7 @@ RETIRED_KEYS = {
     "quant_mode": "nothing: the checkpoint says how its experts are quantized",
 }
 VLLM_EXECUTE_TIMEOUT_S = 300.0
-CONNECTORS = ("auto", "shm")
+CONNECTORS = ("auto", "shm", "tcp")
 OTHER_CONNECTORS = {
     "DeepEPM2NAFDConnector": "needs backend gpu-deepep-m2n, which this version does not have",
     "CAMAsyncAFDConnector": "needs backend npu-async-cam, which this version does not have",
@@ -43,6 +43,12 @@ class ConnectorExtraConfig(BaseModel):
     """A post that F has not answered for so long means that F is lost."""
     capacity: int | None = Field(None, ge=1, le=1 << 20)
     """Rows a window must hold; without it min(max_num_batched_tokens, 4096, F's limit)."""
+    token_file: str | None = None
+    """File with F's token; without it FFN_FAAS_TOKEN."""
+    tls: bool = False
+    """F serves its management port over TLS."""
+    tls_ca_file: str | None = None
+    """Certificates that F's is checked against, and with them TLS; without it those of the system."""
     allow_untried_vllm: bool = False
     """Run in a vLLM version that was never tried."""
 

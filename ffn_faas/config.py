@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+from dataclasses import dataclass, field
+
+from ffn_faas.credentials import Credentials
 
 DEFAULT_PORT = 8100
 DEFAULT_CAPACITY = 4096
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
+CONNECTORS = ("auto", "shm", "tcp")
 MOE_KERNELS = ("auto", "native", "torch", "vllm", "zero")
 
 
@@ -59,10 +63,36 @@ class ServeConfig:
     """GPU of each local rank, as indices into what CUDA_VISIBLE_DEVICES leaves; () = by local rank."""
     share_device: bool = False
     enforce_eager: bool = False
+    connector: str = "auto"
+    """cpu: auto (shm on one host, tcp between hosts), shm or tcp."""
+    advertise_address: str | None = None
+    """Host under which others reach this rank; None: the one it binds."""
+    data_port: int = 0
+    """Base port of connections from other hosts, + local rank; 0: any free one."""
+    token: str | None = field(default=None, repr=False)
+    """What attaching, joining the world and every POST must show; None only on a loopback address."""
+    ssl_certfile: str | None = None
+    """With it the management port serves TLS."""
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    """What F ranks check each other's certificate against; None: the system's."""
 
     @property
     def listen_port(self) -> int:
         return self.port + self.world.local_rank
+
+    @property
+    def credentials(self) -> Credentials:
+        """What this F rank shows to F rank 0, and checks of it."""
+        return Credentials(self.token, self.ssl_certfile is not None, self.ssl_ca_certs)
+
+    @property
+    def binds_loopback(self) -> bool:
+        """Whether only this host can reach the management port."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def binds_all_addresses(self) -> bool:
@@ -86,6 +116,7 @@ class ServeConfig:
             "--load-format": self.load_format,
             "--backend": self.backend,
             "--moe-kernel": self.moe_kernel,
+            "--connector": self.connector,
             "--max-sessions": str(self.max_sessions),
             "--window-memory": str(self.window_memory),
             "world size": str(self.world.size),

@@ -58,11 +58,14 @@ void bind_arena(py::module_& m) {
       .def("__eq__", [](const ffn::Geometry& a, const ffn::Geometry& b) { return a == b; }, py::is_operator());
 
   py::class_<ffn::Arena, std::shared_ptr<ffn::Arena>>(m, "Arena")
-      .def_static("create", &ffn::Arena::create, py::arg("geometry"), py::arg("epoch"))
+      .def_static(
+          "create", [](const ffn::Geometry& geometry, uint64_t epoch) { return ffn::Arena::create(geometry, epoch); },
+          py::arg("geometry"), py::arg("epoch"))
       .def_static("map", &ffn::Arena::map, py::arg("fd"), py::arg("doorbell"), py::arg("geometry"), py::arg("epoch"))
       .def_property_readonly("fd", &ffn::Arena::fd)
       .def_property_readonly("nbytes", &ffn::Arena::nbytes)
       .def_property_readonly("epoch", [](const ffn::Arena& arena) { return arena.epoch; })
+      .def_property_readonly("failure", &ffn::Arena::failure)
       .def("close_fd", &ffn::Arena::close_fd)
       .def("view", &whole, py::keep_alive<0, 1>())
       .def("poison", &ffn::Arena::poison);
@@ -75,6 +78,7 @@ PYBIND11_MODULE(_native, m) {
   bind_arena(m);
   bind_service(m);
   bind_attention(m);
+  bind_tcp(m);
   bind_experts(m);
   bind_process(m);
 }

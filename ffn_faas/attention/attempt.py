@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ffn_faas.attention.link import LOG_EVERY_S, FLink
-from ffn_faas.connectors.base import WindowGeometry, WindowOffer
+from ffn_faas.connectors.base import TCP, WindowGeometry, WindowOffer
+from ffn_faas.credentials import Credentials
 from ffn_faas.errors import FfnError, HandshakeRefused, SessionLost
 from ffn_faas.protocol.messages import (
     AnyMessage,
@@ -87,12 +88,13 @@ class Attempt:
         self._geometry: WindowGeometry | None = None
         self._on_arena: Callable[[int, Any], None] = lambda rank, arena: None
 
-    def open(self, timeout_s: float, token: str | None) -> list[Granted]:
+    def open(self, timeout_s: float, credentials: Credentials) -> list[Granted]:
         """Attach to every F rank; F rank 0 names the others. ``timeout_s`` bounds the wait for all of them together."""
         deadline = time.monotonic() + timeout_s
-        first = self._open(0, self._address, timeout_s, token)
+        first = self._open(0, self._address, timeout_s, credentials)
         others = range(1, first.num_ffn_ranks)
-        grants = [first, *(self._open(r, first.addresses[r], deadline - time.monotonic(), token) for r in others)]
+        left = (deadline - time.monotonic() for _ in others)
+        grants = [first, *(self._open(r, first.addresses[r], next(left), credentials) for r in others)]
         if len({grant.capacity for grant in grants}) > 1:
             raise HandshakeRefused(
                 f"F ranks grant different capacities: {', '.join(str(grant.capacity) for grant in grants)}",
@@ -127,6 +129,13 @@ class Attempt:
         """
         self._wait(lambda: len(self._attached) == len(self.links), self._standing, patience_s, limit_s)
 
+    def broken_windows(self) -> str | None:
+        """Which F rank's windows can no longer be reached, and why; None while all can."""
+        for rank, arena in list(self.arenas.items()):
+            if failure := getattr(arena, "failure", ""):
+                return f"the windows of {self.links[rank]} are lost: {failure}"
+        return None
+
     def close(self, *, returning: bool = False) -> None:
         """Detach and close the sockets. Idempotent; blocks for about a second at most."""
         with self._changed:
@@ -140,9 +149,9 @@ class Attempt:
         for link in self.links:
             link.close()
 
-    def _open(self, rank: int, address: str, timeout_s: float, token: str | None) -> Granted:
+    def _open(self, rank: int, address: str, timeout_s: float, credentials: Credentials) -> Granted:
         link = FLink(rank, address, self._log)
-        granted = link.attach(self._attach, token, timeout_s)
+        granted = link.attach(self._attach, credentials, timeout_s)
         self.links.append(link)
         link.read(self._on_message, self._on_close)
         return granted
@@ -208,7 +217,10 @@ class Attempt:
             geometry = self._geometry
         if geometry is None or link.granted is None:
             return
-        offer = WindowOffer(message.broker, message.ticket, message.nbytes, message.dispatch)
+        broker = message.broker
+        if broker.startswith(TCP):
+            broker = f"{TCP}{link.peer_host}:{broker.removeprefix(TCP)}"
+        offer = WindowOffer(broker, message.ticket, message.nbytes, message.dispatch)
         try:
             arena = self._data_plane.fetch_windows(offer, geometry, link.granted.epoch, 10.0)
             self.arenas[link.rank] = arena

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ffn_faas.attention.attempt import Client, DataPlane
-from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.connectors.base import TCP, WindowGeometry, WindowOffer
 from ffn_faas.protocol.messages import Granted
 
 if TYPE_CHECKING:
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def shared_memory(spec: MoESpec) -> DataPlane:
-    """Windows in POSIX shared memory of this host. Raises NativeMissing when the package was built without it."""
+    """Windows in memory of this host, joined to F over TCP where F is on another.
+
+    Raises NativeMissing when the package was built without it.
+    """
     from ffn_faas import native
     from ffn_faas.connectors.shm import native_geometry
     from ffn_faas.connectors.shm_client import fetch_windows
+    from ffn_faas.connectors.tcp_client import connect_windows
     from ffn_faas.experts.spec import ELEMENT_SIZES
 
     module = native.load()
@@ -25,5 +29,10 @@ def shared_memory(spec: MoESpec) -> DataPlane:
         client: Client = module.AttentionClient(native_geometry(geometry), grants[0].expert_counts)
         return client
 
+    def fetch(offer: WindowOffer, geometry: WindowGeometry, epoch: int, timeout: float) -> Any:
+        if offer.broker.startswith(TCP):
+            return connect_windows(offer, geometry, epoch, timeout)
+        return fetch_windows(offer, geometry, epoch, timeout)
+
     element_size = ELEMENT_SIZES[spec.dtype]
-    return DataPlane(make_client, fetch_windows, spec.hidden_size, spec.top_k, element_size, can_hold=True)
+    return DataPlane(make_client, fetch, spec.hidden_size, spec.top_k, element_size, can_hold=True)

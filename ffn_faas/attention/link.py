@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ffn_faas.connectors import keepalive
+from ffn_faas.credentials import Credentials
 from ffn_faas.errors import HandshakeRefused, SessionLost
 from ffn_faas.protocol.messages import AnyMessage, Attach, Granted, Message, Progress, Refused, parse
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 RETRY_S = 0.5
 LOG_EVERY_S = 5.0
 ANSWER_S = 10.0
-KEEPALIVE_S = 5.0
-DEAD_AFTER_S = 15.0
 ATTACH_PATH = "/v1/attach"
 
 
@@ -41,14 +41,19 @@ class FLink:
     def __str__(self) -> str:
         return f"F rank {self.rank} at {self.address}"
 
-    def attach(self, attach: Attach, token: str | None, timeout_s: float) -> Granted:
+    @property
+    def peer_host(self) -> str:
+        """Where the connection really goes: the address that F was reached at."""
+        return str(self._connected().remote_address[0])
+
+    def attach(self, attach: Attach, credentials: Credentials, timeout_s: float) -> Granted:
         """Connect, retrying until F answers, and attach. Blocks for up to ``timeout_s``, with a log line every 5 s.
 
         Raises HandshakeRefused with F's own text, or SessionLost naming role, rank and address when F never answers.
         """
         patience = _Patience(f"A rank {attach.attention_rank}", str(self), timeout_s, self._log)
         try:
-            self.granted = self._attach(attach, token, patience)
+            self.granted = self._attach(attach, credentials, patience)
         except BaseException:
             self._stack.close()
             raise
@@ -77,10 +82,10 @@ class FLink:
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=1.0)
 
-    def _attach(self, attach: Attach, token: str | None, patience: _Patience) -> Granted:
+    def _attach(self, attach: Attach, credentials: Credentials, patience: _Patience) -> Granted:
         while True:
             try:
-                self._socket = self._stack.enter_context(self._connect(token, patience.left()))
+                self._socket = self._stack.enter_context(self._connect(credentials, patience.left()))
                 return self._handshake(attach, patience)
             except _NotYet as not_yet:
                 self._stack.close()
@@ -92,28 +97,38 @@ class FLink:
             raise SessionLost(f"{self} is not connected")
         return self._socket
 
-    def _connect(self, token: str | None, left: float) -> ClientConnection:
+    def _connect(self, credentials: Credentials, left: float) -> ClientConnection:
         from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
-        near = _is_loopback(self.address)
         try:
-            return connect(
-                f"ws://{self.address}{ATTACH_PATH}",
-                additional_headers={"Authorization": f"Bearer {token}"} if token else None,
+            socket = connect(
+                f"{credentials.scheme}://{self.address}{ATTACH_PATH}",
+                additional_headers=credentials.headers(),
+                ssl=credentials.ssl_context(),
                 compression=None,
                 proxy=None,
                 open_timeout=max(0.1, min(ANSWER_S, left)),
                 close_timeout=1.0,
-                ping_interval=None if near else KEEPALIVE_S,
-                ping_timeout=None if near else DEAD_AFTER_S,
+                ping_interval=None,
             )
+            keepalive.watch(socket.socket)
+            return socket
         except InvalidStatus as error:
             status = error.response.status_code
             if status >= 500:
                 raise _NotYet(f"HTTP status {status}") from None
-            remedy = "set FFN_FAAS_TOKEN to F's token" if status in (401, 403) else "check afd.host and afd.port"
+            remedy = (
+                "give FFN_FAAS_TOKEN or connector_extra_config.token_file F's token"
+                if status in (401, 403)
+                else "check afd.host and afd.port"
+            )
             raise HandshakeRefused(f"{self} answered the attach with HTTP status {status}", remedy=remedy) from None
+        except ssl.SSLCertVerificationError as error:
+            raise HandshakeRefused(
+                f"the certificate of {self} is not accepted: {error.verify_message}",
+                remedy="name its issuer in connector_extra_config.tls_ca_file, and F by a host name of the certificate",
+            ) from None
         except (OSError, InvalidHandshake, ConnectionClosed, EOFError) as error:
             raise _NotYet(_why(error)) from None
 
@@ -209,11 +224,3 @@ class _NotYet(Exception):
 
 def _why(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip()
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

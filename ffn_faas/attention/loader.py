@@ -10,15 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ffn_faas import __version__
 from ffn_faas.afd_block import AfdBlock
 from ffn_faas.attention.session import AttentionSession, LossPolicy
 from ffn_faas.config import DEFAULT_CAPACITY
+from ffn_faas.credentials import Credentials, checked_token, read_token
 from ffn_faas.errors import HandshakeRefused, UsageError
 from ffn_faas.protocol import PROTOCOL_VERSION
-from ffn_faas.protocol.messages import Attach, Fingerprint
+from ffn_faas.protocol.messages import Attach, Fingerprint, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,7 @@ def attach_message(
         stages=1,
         capacity=required or min(max_num_batched_tokens, DEFAULT_CAPACITY),
         capacity_is_required=required is not None,
+        transport=cast("Transport", block.connector),
         host=host_identity(),
         fingerprint=model.fingerprint,
     )
@@ -143,7 +145,6 @@ class Attached:
 
 def open_session(block: AfdBlock, model: Model, attach: Attach, log: logging.Logger) -> Attached:
     """Attach to every F rank over shared memory; blocks until F answers. The torch ops exist after it."""
-    from ffn_faas import env
     from ffn_faas.attention import data_plane, ops
 
     ops.load()
@@ -152,11 +153,23 @@ def open_session(block: AfdBlock, model: Model, attach: Attach, log: logging.Log
     plane = data_plane.shared_memory(model.spec)
     session = AttentionSession(f"{block.host}:{block.port}", attach, plane, log, policy)
     try:
-        session.attach(block.attach_timeout_s, env.setting("token"))
+        session.attach(block.attach_timeout_s, _credentials(block))
     except BaseException:
         session.close()
         raise
     return Attached(session, model, block.attach_timeout_s, log)
+
+
+def _credentials(block: AfdBlock) -> Credentials:
+    """A token file wins over FFN_FAAS_TOKEN."""
+    from ffn_faas import env
+
+    extra, token = block.connector_extra_config, env.token()
+    if extra.token_file is not None:
+        token = read_token(extra.token_file)
+    elif token is not None:
+        token = checked_token(token, "FFN_FAAS_TOKEN")
+    return Credentials(token, extra.tls or extra.tls_ca_file is not None, extra.tls_ca_file)
 
 
 def checkpoint_names(vllm_names: Iterable[str], spec_layers: Iterable[str]) -> list[str]:

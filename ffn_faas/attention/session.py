@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 from ffn_faas.attention.attempt import LAYERS_TIMEOUT_S, Attempt, Client, DataPlane
 from ffn_faas.attention.link import RETRY_S, FLink
 from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.credentials import NOTHING, Credentials
 from ffn_faas.errors import FfnError, HandshakeRefused, SessionLost, UsageError
 from ffn_faas.protocol.messages import Attach, Granted
 
@@ -71,7 +72,7 @@ class AttentionSession:
             )
         self._changed = threading.Condition()
         self._attempt = Attempt(address, attach, data_plane, log, self._over)
-        self._token: str | None = None
+        self._credentials = NOTHING
         self._grants: list[Granted] = []
         self._names: list[str] = []
         self._geometry: WindowGeometry | None = None
@@ -84,10 +85,10 @@ class AttentionSession:
     def links(self) -> list[FLink]:
         return self._attempt.links
 
-    def attach(self, timeout_s: float, token: str | None = None) -> None:
+    def attach(self, timeout_s: float, credentials: Credentials = NOTHING) -> None:
         """Attach to every F rank; ``timeout_s`` bounds the wait for all of them together."""
-        self._token = token
-        self._grants = self._attempt.open(timeout_s, token)
+        self._credentials = credentials
+        self._grants = self._attempt.open(timeout_s, credentials)
         first, plane = self._grants[0], self._data_plane
         geometry = WindowGeometry(
             self._attach.stages, first.capacity, plane.hidden_size, plane.top_k, plane.element_size
@@ -179,6 +180,10 @@ class AttentionSession:
             if lost is not None:
                 self._come_back(lost)
                 continue
+            broken = attempt.broken_windows()
+            if broken is not None:
+                self._over(attempt, SessionLost(broken), final=False)
+                continue
             seconds, rank = client.longest_wait()
             if seconds > self._policy.answer_timeout_s:
                 text = f"{attempt.links[rank]} has not answered a post for {seconds:.0f} s (answer_timeout_s)"
@@ -227,7 +232,7 @@ class AttentionSession:
 
     def _attach_again(self, attempt: Attempt, left: float) -> None:
         deadline = time.monotonic() + left
-        grants = attempt.open(left, self._token)
+        grants = attempt.open(left, self._credentials)
         now, before = grants[0].expert_counts, self._grants[0].expert_counts
         if now != before:
             raise HandshakeRefused(

@@ -56,7 +56,14 @@ class CpuBackend(FFNBackend):
     def connect(self) -> ShmConnector:
         from ffn_faas.connectors.shm import ShmConnector
 
-        self._connector = ShmConnector(item_limit=self._config.item_limit)
+        config = self._config
+        self._connector = ShmConnector(
+            item_limit=config.item_limit,
+            data_host=config.host,
+            data_port=config.data_port + config.world.local_rank if config.data_port else 0,
+        )
+        if config.connector == "tcp" or (config.connector == "auto" and not config.binds_loopback):
+            self._connector.listen()
         return self._connector
 
     def untried(self) -> str:

@@ -11,6 +11,7 @@ from ffn_faas import config, env
 from ffn_faas.afd_block import AfdBlock
 from ffn_faas.cli import vllm_flags
 from ffn_faas.config import ServeConfig, World
+from ffn_faas.credentials import checked_token, read_token
 from ffn_faas.errors import LaunchDisagreement, UsageError
 from ffn_faas.units import parse_size
 
@@ -44,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--revision", help="revision of a hub id (default: what the cache calls main)")
     add("--host", default="127.0.0.1", help="management address to bind (default: %(default)s)")
     add("--port", type=int, default=config.DEFAULT_PORT, help="base port; local rank r has port + r (%(default)s)")
+    add("--advertise-address", metavar="HOST", help="under which other hosts reach this rank (the bound address)")
+    add("--connector", choices=config.CONNECTORS, help="shm, tcp, or auto: shm on one host, tcp between hosts (auto)")
+    add("--data-port", type=int, default=0, help="tcp: base port of connections for rows, + local rank (any free one)")
     add("--dtype", default="auto", choices=config.DTYPES, help="weights and wire type; auto: as the checkpoint says")
     add(
         "--max-num-batched-tokens",
@@ -93,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
         help="a step that takes longer is stuck: /live turns 503 (%(default)s)",
     )
     add("--exit-record", metavar="DIR", help="leave DIR/ffn-rank-R.json that says how this rank ended, also by a crash")
+    add("--token-file", metavar="FILE", help="token for attach and POST; also FFN_FAAS_TOKEN; needed beyond loopback")
+    add("--ssl-certfile", metavar="FILE", help="serve TLS with this certificate (PEM)")
+    add("--ssl-keyfile", metavar="FILE", help="its key, if that is in a file of its own")
+    add("--ssl-ca-certs", metavar="FILE", help="what F ranks check each other's certificate against (the system's)")
     add("--log-json", action="store_true", help="one JSON object per log line")
     return parser
 
@@ -120,13 +128,17 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
     world = _agreed_world(args.data_parallel_size, block.num_ffn_ranks if block else None)
     if not 1 <= args.port <= 65535 - world.local_rank:
         raise UsageError(f"--port {args.port} leaves no port for local rank {world.local_rank}")
+    if args.data_port and not 1 <= args.data_port <= 65535 - world.local_rank:
+        raise UsageError(f"--data-port {args.data_port} leaves no port for local rank {world.local_rank}")
     for flag, seconds in {"--drain-timeout": args.drain_timeout, "--stall-timeout": args.stall_timeout}.items():
         if not 0 <= seconds < float("inf"):
             raise UsageError(f"{flag} is {seconds}, a number of seconds is needed")
     for flag in ("max_sessions", "max_num_batched_tokens", "item_limit"):
         if getattr(args, flag) < 1:
             raise UsageError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}, at least 1 is needed")
-    return (
+    if args.ssl_certfile is None and (args.ssl_keyfile or args.ssl_ca_certs):
+        raise UsageError("--ssl-keyfile and --ssl-ca-certs mean nothing without --ssl-certfile")
+    checked = (
         ServeConfig(
             model=model,
             revision=args.revision,
@@ -151,9 +163,22 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             stall_timeout_s=args.stall_timeout,
             exit_record=args.exit_record,
             launched=env.world_size() is not None,
+            connector=_connector(args.connector, block),
+            advertise_address=args.advertise_address,
+            data_port=args.data_port,
+            token=_token(args.token_file),
+            ssl_certfile=args.ssl_certfile,
+            ssl_keyfile=args.ssl_keyfile,
+            ssl_ca_certs=args.ssl_ca_certs,
         ),
         ignored,
     )
+    if checked[0].token is None and not checked[0].binds_loopback:
+        raise UsageError(
+            f"--host {args.host} can be reached from other hosts, so a token is needed",
+            remedy="set FFN_FAAS_TOKEN (openssl rand -hex 32) on both sides, or --token-file; or bind 127.0.0.1",
+        )
+    return checked
 
 
 def run(argv: Sequence[str]) -> int:
@@ -207,6 +232,21 @@ def _device_ids(text: str | None) -> tuple[int, ...]:
     if min(ids, default=0) < 0:
         raise UsageError(f"--device-ids is {text!r}, indices of GPUs such as 0,1 are needed")
     return ids
+
+
+def _connector(flag: str | None, block: AfdBlock | None) -> str:
+    stated = {flag, block.connector if block else None} - {None, "auto"}
+    if len(stated) > 1:
+        raise LaunchDisagreement(f"--connector is {flag}, afd.connector is {block.connector if block else None}")
+    return str(stated.pop()) if stated else "auto"
+
+
+def _token(path: str | None) -> str | None:
+    """A file wins over FFN_FAAS_TOKEN."""
+    if path is not None:
+        return read_token(path)
+    token = env.token()
+    return checked_token(token, "FFN_FAAS_TOKEN") if token is not None else None
 
 
 def _graphs_off(compilation: dict[str, Any]) -> bool:

@@ -27,11 +27,16 @@ class WindowGeometry:
     element_size: int
 
 
+TCP = "tcp:"
+"""Begins ``WindowOffer.broker`` of windows on another host."""
+
+
 @dataclass(frozen=True)
 class WindowOffer:
     """How the peer gets at the windows of one link; sent in ``protocol.messages.Windows``."""
 
     broker: str
+    """shm: the abstract socket that hands over descriptors. tcp: ``tcp:PORT``; on A ``tcp:HOST:PORT``."""
     ticket: str
     nbytes: int
     dispatch: DeviceMemory | None = None
@@ -82,6 +87,15 @@ class FFNConnector(ABC):
         ``expert_counts[layer]`` bounds the local expert ids that posts of that layer may carry.
         Raises ResourceError when the memory cannot be had.
         """
+
+    def open_remote_link(
+        self,
+        geometry: WindowGeometry,  # noqa: ARG002
+        epoch: int,  # noqa: ARG002
+        expert_counts: list[int],  # noqa: ARG002
+    ) -> tuple[int, WindowOffer]:
+        """``open_link`` for a peer on another host. Raises HandshakeRefused where there is no such."""
+        raise HandshakeRefused(f"transport {self.transport} reaches one host only")
 
     def accept_reply(self, link: int, combine: DeviceMemory) -> None:  # noqa: ARG002
         """The peer's own windows, before ``activate_link``; transports that have none refuse them. May block."""

@@ -1,4 +1,4 @@
-"""Shared memory between processes of one host: windows of every attached A rank, F's side."""
+"""Windows in memory of this host, F's side: shared with A ranks of the host, mirrored over TCP for the others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from ffn_faas import native
 from ffn_faas.connectors.base import Distribution, FFNConnector, Item, WindowGeometry, WindowOffer
 from ffn_faas.connectors.broker import Broker
-from ffn_faas.connectors.memory import require_memory
+from ffn_faas.connectors.tcp import RemoteLinks
 from ffn_faas.errors import ResourceError
+from ffn_faas.memory import require_memory
 from ffn_faas.protocol.window import merge_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class _Link:
     arena: _native.Arena
     ticket: str
     expert_counts: list[int]
+    is_remote: bool
 
 
 class ShmConnector(FFNConnector):
@@ -51,14 +53,23 @@ class ShmConnector(FFNConnector):
     transport = "shm"
 
     def __init__(
-        self, *, spin_us: int = SPIN_US, item_limit: int = ITEM_LIMIT, merge_wait_us: int = MERGE_WAIT_US
+        self,
+        *,
+        spin_us: int = SPIN_US,
+        item_limit: int = ITEM_LIMIT,
+        merge_wait_us: int = MERGE_WAIT_US,
+        data_host: str = "127.0.0.1",
+        data_port: int = 0,
     ) -> None:
+        """``data_host`` and ``data_port`` (0: any) are where peers on other hosts connect."""
         self._native = native.load()
         Item.register(self._native.Item)
         self._receiver: _native.ItemReceiver = self._native.ItemReceiver(
             spin_us=spin_us, item_limit=item_limit, merge_wait_us=merge_wait_us
         )
         self._broker = Broker(self._receiver.doorbell)
+        self._data_address = (data_host, data_port)
+        self._remote: RemoteLinks | None = None
         self._links: dict[int, _Link] = {}
         self._next_link = 0
         self._item_limit = item_limit
@@ -69,11 +80,31 @@ class ShmConnector(FFNConnector):
     def open_link(self, geometry: WindowGeometry, epoch: int, expert_counts: list[int]) -> tuple[int, WindowOffer]:
         arena = self._create_arena(geometry, epoch)
         ticket = self._broker.offer(arena)
+        link = self._keep(_Link(arena, ticket, list(expert_counts), is_remote=False))
+        return link, WindowOffer(self._broker.name, ticket, arena.nbytes)
+
+    def open_remote_link(
+        self, geometry: WindowGeometry, epoch: int, expert_counts: list[int]
+    ) -> tuple[int, WindowOffer]:
+        arena = self._create_arena(geometry, epoch)
+        remote = self.listen()
+        ticket = remote.offer()
+        link = self._keep(_Link(arena, ticket, list(expert_counts), is_remote=True))
+        return link, WindowOffer(remote.broker, ticket, arena.nbytes)
+
+    def listen(self) -> RemoteLinks:
+        """Open the data port, if that has not happened yet. Raises ResourceError when it is taken."""
+        with self._lock:
+            if self._remote is None:
+                self._remote = RemoteLinks(self._receiver, *self._data_address)
+            return self._remote
+
+    def _keep(self, opened: _Link) -> int:
         with self._lock:
             link = self._next_link
             self._next_link += 1
-            self._links[link] = _Link(arena, ticket, list(expert_counts))
-        return link, WindowOffer(self._broker.name, ticket, arena.nbytes)
+            self._links[link] = opened
+        return link
 
     def activate_link(self, link: int) -> None:
         with self._lock:
@@ -83,12 +114,17 @@ class ShmConnector(FFNConnector):
         self._receiver.add_link(link, opened.arena, opened.expert_counts)
         with self._lock:
             self._merging = self._merging or len(self._links) > 1
+        if opened.is_remote:
+            self.listen().start(link, opened.ticket, opened.arena)
 
     def close_link(self, link: int) -> None:
         with self._lock:
             opened = self._links.pop(link, None)
         if opened is not None:
             self._broker.withdraw(opened.ticket)
+            if opened.is_remote and self._remote is not None:
+                self._remote.withdraw(opened.ticket)
+                self._remote.stop(link)
             self._receiver.remove_link(link)
 
     def receive(self, timeout_s: float) -> Item | None:
@@ -147,6 +183,8 @@ class ShmConnector(FFNConnector):
             links = list(self._links)
         for link in links:
             self.close_link(link)
+        if self._remote is not None:
+            self._remote.close()
         self._receiver.cancel()
 
     def _create_arena(self, geometry: WindowGeometry, epoch: int) -> _native.Arena:

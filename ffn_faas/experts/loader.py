@@ -16,6 +16,7 @@ from ffn_faas.errors import ResourceError
 from ffn_faas.experts.checkpoint import Checkpoint, dtype_name
 from ffn_faas.experts.layouts import Source
 from ffn_faas.experts.safetensors_header import TensorEntry, open_unbuffered
+from ffn_faas.memory import require_memory
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +78,29 @@ def load_experts(
         for layer in range(spec.num_layers):
             for expert in experts:
                 checkpoint.expert(spec, layer, expert)
+    total = spec.num_layers * len(experts) * spec.expert_bytes
+    _require(total)
     kernel.prepare()
     kernel.allocate(experts)
     fill = _dummy_layers(seed) if checkpoint is None else _checkpoint_layers(checkpoint, threads)
-    bytes_read = fill(spec, experts, kernel, progress)
+    bytes_read = fill(spec, experts, kernel, _watched(progress))
     kernel.finish()
     seconds = time.monotonic() - started
     return StorageAccount(bytes_read, kernel.resident_bytes, experts, spec.num_layers, spec.dtype, seconds)
+
+
+def _require(nbytes: int) -> None:
+    require_memory(nbytes, "experts still to be loaded", "use more F ranks, more memory, or a smaller --dtype")
+
+
+def _watched(progress: Progress) -> Progress:
+    """Memory is taken as it is written; others on the host may take it first. Better one error than a kill."""
+
+    def report(done: int, total: int) -> None:
+        progress(done, total)
+        _require(total - done)
+
+    return report
 
 
 _Fill = Callable[["MoESpec", range, "ExpertKernel", Progress], int]

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Response, WebSocket
 
 from ffn_faas import __version__
 from ffn_faas.http import frames
+from ffn_faas.http.access import TokenGuard
 from ffn_faas.http.attach import serve_attention
 from ffn_faas.http.page import page_routes
 from ffn_faas.http.reports import PhaseReport, StatusReport, StopReport, phase_report, status_report
@@ -24,6 +25,7 @@ def create_app(state: ServiceState) -> FastAPI:
     """The HTTP interface of one F rank; handlers only read ``state`` or ask it to stop."""
     app = FastAPI(title="ffn_faas", version=__version__, docs_url=None, redoc_url=None)
     app.include_router(page_routes(state.config))
+    app.add_middleware(TokenGuard, token=state.config.token)
 
     async def live(response: Response) -> PhaseReport:
         """200 unless this rank has failed or a step is stuck; idle is alive."""

@@ -169,8 +169,10 @@ class AttachedRank:
         if connector is None:
             return
         owned = self._state.experts_per_rank[self._state.config.world.rank]
+        remote = handshake.transport(self._attach, self._state.offer) == "tcp"
+        open_link = connector.open_remote_link if remote else connector.open_link
         self._link.window, offer = await asyncio.to_thread(
-            connector.open_link, self._geometry, self._link.epoch, [owned] * len(spec.layers)
+            open_link, self._geometry, self._link.epoch, [owned] * len(spec.layers)
         )
         await frames.send(self._socket, Windows(**vars(offer)))
 
@@ -183,7 +185,8 @@ class AttachedRank:
         await asyncio.to_thread(connector.activate_link, self._link.window)
         self._state.sessions.attached(self._link)
         await frames.send(self._socket, Attached())
-        log.info("%s attached: session %s", self._name, self._session.id)
+        over = handshake.transport(self._attach, self._state.offer)
+        log.info("%s attached over %s: session %s", self._name, over, self._session.id)
 
     def _leave(self, ending: Ending) -> None:
         connector, window = self._state.connector, self._link.window

@@ -14,6 +14,7 @@ from ffn_faas.protocol import handshake, messages
 log = logging.getLogger(__name__)
 POLICY_VIOLATION = 1008
 MAX_FRAME_BYTES = 1 << 20
+MAX_REASON = 300
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 
 
@@ -79,6 +80,7 @@ def address(socket: WebSocket) -> str:
 
 
 def describe(error: ValidationError) -> str:
-    """One line for a message that does not validate."""
-    detail = error.errors()[0]
-    return f"{'.'.join(map(str, detail['loc'])) or 'message'}: {detail['msg']}"
+    """One printable line, of bounded length, for a message that does not validate: parts of it are the peer's words."""
+    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    text = f"{'.'.join(map(str, detail['loc'])) or 'message'}: {detail['msg']}"
+    return "".join(character if character.isprintable() else "?" for character in text)[:MAX_REASON]

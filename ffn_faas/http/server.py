@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
+from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
 
-from ffn_faas.errors import ResourceError
+from ffn_faas.connectors import keepalive
+from ffn_faas.errors import ResourceError, UsageError
 from ffn_faas.http.frames import MAX_FRAME_BYTES
 
 
@@ -18,6 +21,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keepalive.watch(listener)
         listener.bind((host, port))
         listener.listen(128)
     except OSError as error:
@@ -29,10 +33,27 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files, as uvicorn takes them; a key of None is in the certificate's file."""
+
+    certificate: str
+    key: str | None = None
+
+    def check(self) -> None:
+        """Raise UsageError unless the two can be read and belong together."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except OSError as error:  # ssl.SSLError is one
+            raise UsageError(
+                f"--ssl-certfile {self.certificate} with --ssl-keyfile {self.key} cannot be used: {error}"
+            ) from None
+
+
 class HttpServer:
     """Serves ``app`` on ``listener`` until ``shutdown``."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket, tls: TlsFiles | None = None) -> None:
         self._listener = listener
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -44,6 +65,8 @@ class HttpServer:
                 ws_ping_interval=None,
                 ws_max_size=MAX_FRAME_BYTES,
                 timeout_graceful_shutdown=2,
+                ssl_certfile=tls.certificate if tls else None,
+                ssl_keyfile=tls.key if tls else None,
             )
         )
         self._thread = threading.Thread(target=self._serve, name="ffn-http", daemon=True)

@@ -24,6 +24,7 @@ class Offer:
     num_ffn_ranks: int
     max_capacity: int
     transport: str = "shm"
+    """auto (shm on one host, tcp between hosts), shm, tcp, or what else the backend has."""
 
 
 def refusal(attach: Attach, offer: Offer) -> str | None:
@@ -47,17 +48,33 @@ def refusal(attach: Attach, offer: Offer) -> str | None:
             f"capacity: Attention requires windows of {attach.capacity} rows (connector_extra_config.capacity), "
             f"F grants at most {offer.max_capacity} (--max-num-batched-tokens); lower the one or raise the other"
         )
-    if attach.transport != offer.transport:
+    return _transport_refusal(attach, offer)
+
+
+def transport(attach: Attach, offer: Offer) -> str | None:
+    """What both sides use between them; None when nothing fits both."""
+    asked = {attach.transport, offer.transport} - {"auto"}
+    if not asked:
+        return "shm" if attach.host == offer.host else "tcp"
+    if len(asked) > 1 or not (asked <= {"shm", "tcp"} or attach.transport == offer.transport):
+        return None
+    wanted = asked.pop()
+    return wanted if wanted == "tcp" or attach.host == offer.host else None
+
+
+def _transport_refusal(attach: Attach, offer: Offer) -> str | None:
+    if transport(attach, offer) is not None:
+        return None
+    asked = {attach.transport, offer.transport} - {"auto"}
+    if attach.host != offer.host and len(asked) == 1:
         return (
-            f"transport: Attention uses {attach.transport}, F uses {offer.transport}; "
-            "F's --backend decides: cpu has shm, gpu-deepep-m2n has m2n"
-        )
-    if attach.host != offer.host:
-        return (
-            f"host: Attention runs on {_host(attach.host)}, F on {_host(offer.host)}; transport {attach.transport} "
+            f"host: Attention runs on {_host(attach.host)}, F on {_host(offer.host)}; transport {asked.pop()} "
             "needs one host and one network namespace (the containers of one pod have that)"
         )
-    return None
+    return (
+        f"transport: Attention uses {attach.transport}, F uses {offer.transport}; "
+        "F's --backend decides: cpu has shm and tcp (--connector, afd.connector), gpu-deepep-m2n has m2n"
+    )
 
 
 def version_refusal(theirs: str) -> str:

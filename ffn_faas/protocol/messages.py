@@ -14,6 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ffn_faas.protocol import PROTOCOL_VERSION
 
+MAX_RANKS = 1 << 16
+MAX_LAYERS = 1 << 12
+MAX_EXPERTS = 1 << 20
+MAX_EPOCH = (1 << 24) - 1
+Name = Annotated[str, Field(max_length=512, pattern="^[^\x00-\x1f\x7f]*$")]
+"""One line: it stands in logs and in reasons."""
+Text = Annotated[str, Field(max_length=1 << 16)]
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Transport = Literal["auto", "shm", "tcp", "m2n"]
+Size = Annotated[int, Field(ge=1, le=1 << 40)]
+
 
 class Message(BaseModel):
     """Frozen; an unknown field is an error, so that a newer peer is noticed instead of half understood."""
@@ -24,69 +36,70 @@ class Message(BaseModel):
 class Fingerprint(Message):
     """What must be equal on both sides. Built by ``experts.fingerprint``."""
 
-    architecture: str
-    hidden_size: int
-    intermediate_size: int
-    num_experts: int
-    top_k: int
-    dtype: str
+    architecture: Name
+    hidden_size: Size
+    intermediate_size: Size
+    num_experts: Size
+    top_k: Size
+    dtype: Name
     """Wire and weight type: bfloat16, float16 or float32."""
-    activation: str
-    quantization: str
+    activation: Name
+    quantization: Name
     """"none", or the method's name."""
-    num_moe_layers: int
-    checkpoint: str
+    num_moe_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+    checkpoint: Name
     """sha256 over the checkpoint's index and expert tensor headers, or "dummy"."""
 
 
 class HostIdentity(Message):
     """Tells whether two processes can share memory: same kernel, same network namespace."""
 
-    boot_id: str
-    network_namespace: str
+    boot_id: Name
+    network_namespace: Name
 
 
 class Attach(Message):
     type: Literal["attach"] = "attach"
     protocol_version: int
-    software_version: str
-    peer: str
+    software_version: Name
+    peer: Name
     """For logs: the program and its version, for example "vllm 0.32.0"."""
-    instance: str = Field(min_length=1, max_length=128)
+    instance: str = Field(min_length=1, max_length=128, pattern="^[!-~]+$")
     """Names the Attention instance; equal on all its ranks, new at every start."""
-    attempt: int = Field(0, ge=0)
+    attempt: int = Field(0, ge=0, le=1 << 40)
     """How often this process has attached before: a higher one replaces what is left of a lower one."""
-    attention_rank: int = Field(ge=0)
-    num_attention_ranks: int = Field(ge=1)
-    num_ffn_ranks: int | None = None
+    attention_rank: Rank
+    num_attention_ranks: Ranks
+    num_ffn_ranks: Ranks | None = None
     """What A was told to expect, None when it was told nothing."""
     stages: int = Field(ge=1, le=8)
     capacity: int = Field(ge=1, le=1 << 20)
     """Rows a window should hold."""
     capacity_is_required: bool = False
     """True when a user asked for exactly this capacity: F then refuses instead of granting less."""
-    transport: Literal["shm", "m2n"] = "shm"
+    transport: Transport = "shm"
+    """auto: shm if F is on the same host, else tcp."""
     host: HostIdentity
     fingerprint: Fingerprint
 
 
 class Granted(Message):
     type: Literal["granted"] = "granted"
-    session: str
-    ffn_rank: int
-    num_ffn_ranks: int
-    addresses: list[str]
+    session: Name
+    ffn_rank: Rank
+    num_ffn_ranks: Ranks
+    addresses: Annotated[list[Name], Field(max_length=MAX_RANKS)]
     """host:port of every F rank, in rank order."""
-    expert_counts: list[int]
+    expert_counts: Annotated[list[Annotated[int, Field(ge=0, le=MAX_EXPERTS)]], Field(max_length=MAX_RANKS)]
     """Experts per layer of every F rank; contiguous ranges in rank order (protocol.topology)."""
-    capacity: int
-    epoch: int
-    software_version: str
+    capacity: int = Field(ge=1, le=1 << 20)
+    epoch: int = Field(ge=1, le=MAX_EPOCH)
+    software_version: Name
 
 
 class Refused(Message):
     type: Literal["refused"] = "refused"
-    reason: str
+    reason: Text
     """Names both values and the remedy; A raises with this very text."""
     final: bool = True
     """False: trying again may help, F is about to stop."""
@@ -94,19 +107,19 @@ class Refused(Message):
 
 class Progress(Message):
     type: Literal["progress"] = "progress"
-    phase: str
+    phase: Name
     progress: float
 
 
 class Layers(Message):
     type: Literal["layers"] = "layers"
-    names: list[str]
+    names: Annotated[list[Name], Field(max_length=MAX_LAYERS)]
     """Checkpoint prefix of each routed-experts layer A built, for example model.layers.3.mlp.experts."""
 
 
 class LayersAccepted(Message):
     type: Literal["layers_accepted"] = "layers_accepted"
-    indices: list[int]
+    indices: Annotated[list[Annotated[int, Field(ge=0, lt=MAX_LAYERS)]], Field(max_length=MAX_LAYERS)]
     """F's index of each name; this is the layer number that posts carry."""
 
 
@@ -115,8 +128,8 @@ class DeviceMemory(Message):
 
     handle: str = Field(pattern="^[0-9a-f]{128}$")
     """CUDA IPC handle of the allocation."""
-    offset: int = Field(ge=0)
-    nbytes: int = Field(ge=1)
+    offset: int = Field(ge=0, le=1 << 50)
+    nbytes: int = Field(ge=1, le=1 << 50)
     device: str = Field(pattern="^[0-9a-f]{32}$")
     """UUID of the GPU; indices differ from process to process."""
 
@@ -125,11 +138,11 @@ class Windows(Message):
     """F has made the windows of this (A rank, F rank) pair; A fetches their file descriptor and maps them."""
 
     type: Literal["windows"] = "windows"
-    broker: str
-    """Abstract Unix socket (without the leading NUL) that hands over the descriptors."""
-    ticket: str
+    broker: Name
+    """Abstract Unix socket (without the leading NUL) that hands over the descriptors; or ``tcp:PORT``, on F's host."""
+    ticket: Name
     """Proves to the broker which windows are meant; used once."""
-    nbytes: int
+    nbytes: int = Field(ge=0, le=1 << 50)
     dispatch: DeviceMemory | None = None
     """Transport m2n, which has no broker and no ticket: A's posts go here."""
 
@@ -152,7 +165,7 @@ class Detach(Message):
 
 class Ended(Message):
     type: Literal["ended"] = "ended"
-    reason: str
+    reason: Text
     final: bool = True
     """False: F goes away, and A may wait for the next one. True: this Attention is at fault, or has lost a rank."""
 
@@ -161,10 +174,10 @@ class WorldJoin(Message):
     """F rank k > 0 to F rank 0, first message on /v1/world."""
 
     type: Literal["world_join"] = "world_join"
-    rank: int
-    world_size: int
-    address: str
-    launch: dict[str, str]
+    rank: Rank
+    world_size: Ranks
+    address: Name
+    launch: dict[Name, Text]
     """Settings that must be equal on all F ranks, by flag name."""
 
 
@@ -172,30 +185,30 @@ class WorldWelcome(Message):
     """F rank 0, once every rank has joined and all launch settings are equal."""
 
     type: Literal["world_welcome"] = "world_welcome"
-    addresses: list[str]
+    addresses: Annotated[list[Name], Field(max_length=MAX_RANKS)]
 
 
 class WorldPhase(Message):
     """F rank k to F rank 0: where it stands."""
 
     type: Literal["world_phase"] = "world_phase"
-    phase: str
+    phase: Name
     progress: float
-    reason: str = ""
+    reason: Text = ""
 
 
 class WorldPhases(Message):
     """F rank 0 to all: the phase of every rank, in rank order."""
 
     type: Literal["world_phases"] = "world_phases"
-    phases: list[str]
+    phases: Annotated[list[Name], Field(max_length=MAX_RANKS)]
 
 
 class WorldStop(Message):
     """Either way: the whole F world stops. ``lost`` names a failure, so that the others exit non-zero too."""
 
     type: Literal["world_stop"] = "world_stop"
-    reason: str
+    reason: Text
     lost: bool = False
 
 

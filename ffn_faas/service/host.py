@@ -20,7 +20,7 @@ from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.model_path import resolve_model
 from ffn_faas.experts.spec import MoESpec
 from ffn_faas.http.app import create_app
-from ffn_faas.http.server import HttpServer, bind
+from ffn_faas.http.server import HttpServer, TlsFiles, bind
 from ffn_faas.protocol.handshake import Offer
 from ffn_faas.protocol.topology import expert_range
 from ffn_faas.service.last_words import TEARDOWN_S, LastWords
@@ -97,9 +97,12 @@ def _outcome(config: ServeConfig, stop: StopRequest) -> tuple[int, str]:
 
 def _serve(config: ServeConfig, stop: StopRequest) -> None:
     lifecycle = Lifecycle()
+    tls = TlsFiles(config.ssl_certfile, config.ssl_keyfile) if config.ssl_certfile else None
+    if tls is not None:
+        tls.check()
     with bind(config.host, config.listen_port) as listener:
         state, backend = _parse(config, lifecycle, stop)
-        http = HttpServer(create_app(state), listener)
+        http = HttpServer(create_app(state), listener, tls)
         http.start()
         try:
             _run(state, backend)
@@ -131,7 +134,7 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         host=host_identity(),
         num_ffn_ranks=config.world.size,
         max_capacity=config.max_num_batched_tokens,
-        transport=backend.transport,
+        transport=config.connector if backend.transport == "shm" else backend.transport,
     )
     world = _world(config, lifecycle, stop)
     owned = expert_range(spec.num_experts, config.world.size, config.world.rank)
@@ -151,7 +154,8 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
 
 
 def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> WorldView:
-    own_address = f"{socket.gethostname() if config.binds_all_addresses else config.host}:{config.listen_port}"
+    own_host = config.advertise_address or (socket.gethostname() if config.binds_all_addresses else config.host)
+    own_address = f"[{own_host}]:{config.listen_port}" if ":" in own_host else f"{own_host}:{config.listen_port}"
     kind = WorldMember if config.world.rank else WorldHub
     return kind(config, lifecycle, stop, own_address)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from ffn_faas.config import ServeConfig
+from ffn_faas.connectors import keepalive
 from ffn_faas.errors import LaunchDisagreement, WorldLost
 from ffn_faas.protocol.messages import (
     Message,
@@ -76,13 +78,34 @@ class WorldMember(WorldView):
         )
 
     def _connected(self) -> ClientConnection | None:
+        credentials = self.config.credentials
         deadline = time.monotonic() + self.config.world_timeout_s
         while not self._closing and time.monotonic() < deadline:
             try:
-                return connect(f"ws://{self._hub}/v1/world", ping_interval=None, proxy=None, open_timeout=5)
+                socket = connect(
+                    f"{credentials.scheme}://{self._hub}/v1/world",
+                    additional_headers=credentials.headers(),
+                    ssl=credentials.ssl_context(),
+                    ping_interval=None,
+                    proxy=None,
+                    open_timeout=5,
+                )
+                keepalive.watch(socket.socket)
+                return socket
+            except InvalidStatus as error:
+                if error.response.status_code in (401, 403):
+                    self._refused("FFN_FAAS_TOKEN: F rank 0 has another token than this rank")
+                    return None
+                time.sleep(RETRY_S)
+            except ssl.SSLCertVerificationError as error:
+                self._refused(f"--ssl-ca-certs: the certificate of F rank 0 ({self._hub}) is not accepted: {error}")
+                return None
             except (OSError, TimeoutError, InvalidHandshake, InvalidMessage, ConnectionClosed, EOFError):
                 time.sleep(RETRY_S)
         return None
+
+    def _refused(self, text: str) -> None:
+        self.stop.request(text, LaunchDisagreement(text, remedy="start every F rank with the same settings"))
 
     def _heard(self, message: Message) -> None:
         if isinstance(message, WorldWelcome):

@@ -35,7 +35,9 @@ int create_memory(int64_t nbytes) {
   int fd = memfd_create("ffn_faas", flags);
 #endif
   if (fd < 0) throw_errno("memfd_create");
-  if (fchmod(fd, 0600) != 0 || ftruncate(fd, nbytes) != 0 || fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+  // Pages are taken now, where their lack is an error, and not at the first write, where it is a signal.
+  if (fchmod(fd, 0600) != 0 || ftruncate(fd, nbytes) != 0 || fallocate(fd, 0, 0, nbytes) != 0 ||
+      fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     const int error = errno;
     close(fd);
     errno = error;
@@ -70,8 +72,25 @@ void Arena::map_memory() {
   madvise(memory, layout.nbytes, MADV_DONTDUMP);
 }
 
-std::shared_ptr<Arena> Arena::create(const Geometry& geometry, uint64_t epoch) {
-  std::shared_ptr<Arena> arena(new Arena(geometry, epoch));
+void Arena::fail(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.empty()) failure_ = reason;
+}
+
+std::string Arena::failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+std::shared_ptr<Arena> Arena::create(const Geometry& geometry, uint64_t epoch, int doorbell) {
+  std::shared_ptr<Arena> arena;
+  try {
+    arena.reset(new Arena(geometry, epoch));
+  } catch (...) {
+    if (doorbell >= 0) close(doorbell);
+    throw;
+  }
+  arena->doorbell_ = doorbell;
   arena->fd_ = create_memory(arena->layout.nbytes);
   arena->map_memory();
   const Header header{kMagic,

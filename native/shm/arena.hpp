@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <string>
 
 #include "shm/layout.hpp"
 #include "shm/sync.hpp"
@@ -10,8 +12,9 @@ namespace ffn {
 
 class Arena {
  public:
-  // F: anonymous shared memory of the geometry's size, sealed against resizing. Throws std::system_error.
-  static std::shared_ptr<Arena> create(const Geometry& geometry, uint64_t epoch);
+  // F: anonymous shared memory of the geometry's size, sealed against resizing. Takes over doorbell, which only A
+  // needs, also when it throws: std::system_error.
+  static std::shared_ptr<Arena> create(const Geometry& geometry, uint64_t epoch, int doorbell = -1);
 
   // A: maps what F sent and takes over both descriptors, also when it throws. std::invalid_argument says which of size,
   // seals, geometry or epoch is not what was agreed.
@@ -44,6 +47,10 @@ class Arena {
   Word& combine_sleeping(int64_t stage) const { return at<Word>(layout.stage(stage) + layout.combine_sleeping); }
   float* combine_partial(int64_t stage) const { return &at<float>(layout.stage(stage) + layout.combine_partial); }
 
+  // Any thread. Windows that are carried elsewhere (tcp/mirror.hpp): why that has ended; the first reason stays.
+  void fail(const std::string& reason);
+  std::string failure() const;  // empty while there is none
+
   // Test hook: NaN into rows, weights and partials, wild numbers into ids, layer and count. No post may be outstanding.
   void poison() const;
 
@@ -59,6 +66,8 @@ class Arena {
   char* base_ = nullptr;
   int fd_ = -1;
   int doorbell_ = -1;
+  mutable std::mutex mutex_;
+  std::string failure_;
 };
 
 }  // namespace ffn

@@ -78,6 +78,19 @@ void ItemReceiver::close_faulty(const std::shared_ptr<Link>& link, const std::st
   generation_.fetch_add(1, std::memory_order_release);
 }
 
+void ItemReceiver::fail_link(int64_t key, const std::string& reason) {
+  std::shared_ptr<Link> link;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& other : links_) {
+      if (other->key == key) link = other;
+    }
+  }
+  if (link == nullptr) return;
+  close_faulty(link, reason);
+  cancel();
+}
+
 std::vector<std::pair<int64_t, std::string>> ItemReceiver::take_faults() {
   std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(faults_, {});

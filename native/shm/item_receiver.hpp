@@ -24,6 +24,8 @@ class ItemReceiver {
   // Any thread. A key is used once; expert_counts[layer] bounds the ids of that layer's posts. Throws std::bad_alloc.
   void add_link(int64_t key, std::shared_ptr<Arena> arena, std::vector<int32_t> expert_counts);
   void remove_link(int64_t key);  // idempotent
+  // Any thread. Closes a link whose peer broke the protocol; take_faults tells of it. Idempotent.
+  void fail_link(int64_t key, const std::string& reason);
 
   // One thread at a time. Posts take turns by link and stage; those of the same layer that are there too join the item
   // up to its limit, a post above it comes in parts, others in between. Null after the timeout, on a signal, when

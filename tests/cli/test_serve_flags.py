@@ -111,3 +111,31 @@ def test_the_help_teaches_by_example(capsys):
     text = capsys.readouterr().out
     for needed in ("torchrun --nproc-per-node", "--load-format ffn_faas", "exit codes"):
         assert needed in text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "", "example.org"])
+def test_an_address_that_others_reach_needs_a_token(monkeypatch, tmp_path, host):
+    monkeypatch.delenv("FFN_FAAS_TOKEN", raising=False)
+    with pytest.raises(UsageError, match=r"a token is needed .*FFN_FAAS_TOKEN"):
+        parse(["m", f"--host={host}"])
+    monkeypatch.setenv("FFN_FAAS_TOKEN", "of-the-environment")
+    assert parse(["m", f"--host={host}"])[0].token == "of-the-environment"
+    (tmp_path / "token").write_text("of-the-file\n")
+    assert parse(["m", f"--host={host}", "--token-file", str(tmp_path / "token")])[0].token == "of-the-file"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_loopback_address_needs_none(monkeypatch, host):
+    monkeypatch.delenv("FFN_FAAS_TOKEN", raising=False)
+    assert parse(["m", "--host", host])[0].token is None
+
+
+def test_a_token_that_cannot_stand_in_a_header_is_a_usage_error(monkeypatch):
+    monkeypatch.setenv("FFN_FAAS_TOKEN", "two words")
+    with pytest.raises(UsageError, match="FFN_FAAS_TOKEN holds no usable token"):
+        parse(["m"])
+
+
+def test_a_key_without_a_certificate_is_a_usage_error():
+    with pytest.raises(UsageError, match="--ssl-certfile"):
+        parse(["m", "--ssl-keyfile", "key.pem"])

@@ -13,9 +13,10 @@ import time
 import numpy as np
 
 from ffn_faas import native
-from ffn_faas.connectors.base import WindowGeometry, WindowOffer
+from ffn_faas.connectors.base import TCP, WindowGeometry, WindowOffer
 from ffn_faas.connectors.shm import native_geometry
 from ffn_faas.connectors.shm_client import fetch_windows
+from ffn_faas.connectors.tcp_client import connect_windows
 from tests.native.world import oracle
 
 
@@ -27,7 +28,9 @@ def main(arguments: dict) -> None:
     )
     client.set_layers([0, 1])
     for rank, offer in enumerate(arguments["offers"]):
-        client.set_link(rank, fetch_windows(WindowOffer(*offer), geometry, arguments["epoch"], 10))
+        made = WindowOffer(*offer)
+        fetch = connect_windows if made.broker.startswith(TCP) else fetch_windows
+        client.set_link(rank, fetch(made, geometry, arguments["epoch"], 10))
     print("mapped", flush=True)
     sys.stdin.readline()
     rng = np.random.default_rng(arguments["seed"])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.connectors.base import WindowGeometry, WindowOffer
 from ffn_faas.connectors.shm import ShmConnector
 from tests.native.world import answer
 
@@ -68,9 +68,15 @@ class Attention:
     """An attached Attention process; ``links`` are its keys, one per service."""
 
     def __init__(
-        self, services: list[Service], geometry: WindowGeometry, epoch: int, mode: str, **options: int
+        self,
+        services: list[Service],
+        geometry: WindowGeometry,
+        epoch: int,
+        mode: str,
+        over: str = "shm",
+        **options: int,
     ) -> None:
-        opened = [service.connector.open_link(geometry, epoch, [service.num_experts] * 2) for service in services]
+        opened = [self._open(service, geometry, epoch, over) for service in services]
         arguments = {
             "mode": mode,
             "offers": [dataclasses.astuple(offer) for _, offer in opened],
@@ -91,6 +97,13 @@ class Attention:
         self.expect("mapped")
         for service, link in zip(services, self.links, strict=True):
             service.connector.activate_link(link)
+
+    @staticmethod
+    def _open(service: Service, geometry: WindowGeometry, epoch: int, over: str) -> tuple[int, WindowOffer]:
+        connector = service.connector
+        open_link = connector.open_link if over == "shm" else connector.open_remote_link
+        link, offer = open_link(geometry, epoch, [service.num_experts] * 2)
+        return link, dataclasses.replace(offer, broker=offer.broker.replace("tcp:", "tcp:127.0.0.1:"))
 
     def start(self) -> None:
         assert self.process.stdin is not None

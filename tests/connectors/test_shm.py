@@ -20,6 +20,7 @@ from tests.connectors.processes import Attention, Service
 
 GEOMETRY = WindowGeometry(stages=1, capacity=6, hidden_size=16, top_k=3, element_size=4)
 EPOCH = 3
+OVER_EACH = pytest.mark.parametrize("over", ["shm", "tcp"])
 
 
 @pytest.fixture
@@ -136,10 +137,11 @@ def test_a_peer_that_says_nothing_does_not_keep_the_broker_from_others(connector
 
 
 @pytest.mark.parametrize("spin_us", [0, 50])
-def test_no_wake_up_is_lost_between_processes(spin_us: int) -> None:
+@OVER_EACH
+def test_no_wake_up_is_lost_between_processes(spin_us: int, over: str) -> None:
     made = [Service(0, 3, spin_us=spin_us), Service(3, 2, spin_us=spin_us)]
     attentions = [
-        Attention(made, GEOMETRY, epoch, "rounds", rounds=3000, seed=epoch, spin_us=spin_us) for epoch in (1, 2)
+        Attention(made, GEOMETRY, epoch, "rounds", over, rounds=3000, seed=epoch, spin_us=spin_us) for epoch in (1, 2)
     ]
     for attention in attentions:
         attention.start()
@@ -153,10 +155,11 @@ def test_no_wake_up_is_lost_between_processes(spin_us: int) -> None:
         assert statistics["item_s"] == 0
 
 
-def test_attention_killed_after_a_dispatch_costs_only_its_own_link(services: list[Service]) -> None:
+@OVER_EACH
+def test_attention_killed_after_a_dispatch_costs_only_its_own_link(services: list[Service], over: str) -> None:
     before = set(Path("/dev/shm").iterdir())
     survivor = Attention(services, GEOMETRY, 1, "rounds", rounds=500, seed=1)
-    victim = Attention(services, GEOMETRY, 2, "die", seed=2)
+    victim = Attention(services, GEOMETRY, 2, "die", over, seed=2)
     survivor.start()
     victim.start()
     victim.expect("dispatched")
@@ -168,15 +171,16 @@ def test_attention_killed_after_a_dispatch_costs_only_its_own_link(services: lis
     assert [service.connector.take_faults() for service in services] == [[], []]
 
 
-def test_attention_killed_at_any_moment_leaves_f_serving_the_next(services: list[Service]) -> None:
+@OVER_EACH
+def test_attention_killed_at_any_moment_leaves_f_serving_the_next(services: list[Service], over: str) -> None:
     rng = np.random.default_rng(7)
     for epoch in range(1, 6):
-        victim = Attention(services, GEOMETRY, epoch, "forever", seed=epoch)
+        victim = Attention(services, GEOMETRY, epoch, "forever", over, seed=epoch)
         victim.start()
         time.sleep(float(rng.uniform(0.0, 0.15)))
         victim.process.kill()
         assert victim.end() == -signal.SIGKILL
-    last = Attention(services, GEOMETRY, 9, "rounds", rounds=200, seed=9)
+    last = Attention(services, GEOMETRY, 9, "rounds", over, rounds=200, seed=9)
     last.start()
     last.expect("done 200")
     assert last.end() == 0

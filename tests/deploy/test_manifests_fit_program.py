@@ -52,7 +52,7 @@ def _pre_stop_s(container: dict[str, Any]) -> float:
 
 
 def _routes() -> set[str]:
-    return {route.path for route in create_app(argparse.Namespace()).routes}  # type: ignore[arg-type]
+    return {route.path for route in create_app(argparse.Namespace(config=argparse.Namespace(token=None))).routes}  # type: ignore[arg-type]
 
 
 def test_f_listens_on_its_pods_address_and_the_port_that_everything_names(

@@ -49,6 +49,7 @@ def test_a_dry_run_prints_exactly_these_commands(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_f_understands_its_commands_on_every_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFN_FAAS_TOKEN", "as-every-pod-has-it")
     chosen = recipe.read(path(name))
     ranks = []
     for pod in (pod for pod in launch_plan.plan(chosen) if pod.side == "ffn"):

@@ -141,7 +141,7 @@ def test_missing_expert_is_refused_before_memory_is_taken(tmp_path: Path) -> Non
 
 def test_memory_that_cannot_be_had_is_a_resource_error() -> None:
     spec = MoESpec.from_config(TinyModel(hidden=1 << 20, inter=1 << 20, layers=100).config())
-    with pytest.raises(ResourceError, match="cannot allocate"):
+    with pytest.raises(ResourceError, match=r"experts still to be loaded need \d+ bytes, .* \d+"):
         load_experts(spec, None, range(8), create_kernel("torch", spec), _ignore)
 
 

@@ -92,16 +92,16 @@ ALONE = World()
 class Service:
     """One F rank's HTTP side, driven by hand."""
 
-    def __init__(self, world=ALONE, limits=NO_LIMITS):
+    def __init__(self, world=ALONE, limits=NO_LIMITS, token=None, tls=None):
         listener = bind("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
-        config = ServeConfig(model="m", world=world, port=self.port - world.local_rank)
+        config = ServeConfig(model="m", world=world, port=self.port - world.local_rank, token=token)
         lifecycle, stop = Lifecycle(), StopRequest()
         hub = WorldHub(config, lifecycle, stop, f"127.0.0.1:{self.port}")
         offer = Offer(fingerprint=FINGERPRINT, host=HOST, num_ffn_ranks=world.size, max_capacity=512)
         self.state = ServiceState(config, lifecycle, stop, hub, SPEC, offer, SessionRegistry(limits))
         self.connector = RecordingConnector()
-        self.server = HttpServer(create_app(self.state), listener)
+        self.server = HttpServer(create_app(self.state), listener, tls)
         self.server.start()
 
     def to(self, *phases):

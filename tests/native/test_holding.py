@@ -1,15 +1,13 @@
 """F goes away and comes back with new windows: every post is answered once, exactly, whenever that happened."""
 
-import os
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from ffn_faas import native
 from ffn_faas.connectors.shm import native_geometry
-from tests.native.world import EPOCH, FRank, World, batch, oracle
+from tests.native.world import EPOCH, FRank, World, batch, join, oracle
 
 
 class Restarts:
@@ -21,6 +19,7 @@ class Restarts:
     def kill(self) -> None:
         for rank in self.world.ranks:
             rank.close()
+            rank.leave()
 
     def start(self) -> list:
         world, shape = self.world, native_geometry(self.world.geometry)
@@ -28,10 +27,7 @@ class Restarts:
         world.ranks, world.arenas, first = [], [], 0
         for count in world.expert_counts:
             rank = FRank(first, count, max(world.wire_layers) + 1, world.dtype)
-            arena = native.load().Arena.create(shape, self.epoch)
-            arena.poison()
-            mapped = native.load().Arena.map(os.dup(arena.fd), os.dup(rank.receiver.doorbell), shape, self.epoch)
-            rank.receiver.add_link(0, arena, rank.counts)
+            mapped = join(rank, shape, self.epoch, poison=True)
             world.ranks.append(rank)
             world.arenas.append(mapped)
             first += count
@@ -173,6 +169,7 @@ def test_the_age_of_a_missing_answer_is_told_with_its_rank() -> None:
         assert seconds >= 0.1
         assert rank == 1
         world.client.hold()
+        Restarts(world).kill()
         Restarts(world).resume()
         thread.join(10)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from dataclasses import dataclass, field
 
@@ -75,6 +76,7 @@ class FRank:
     ) -> None:
         self.receiver = native.load().ItemReceiver(spin_us=spin_us, **options)
         self.counts = [num_experts] * num_layers
+        self.mirrors: list = []
         self.seen = Seen()
         self.failure: BaseException | None = None
         self._first = first_expert
@@ -95,12 +97,39 @@ class FRank:
         except BaseException as error:  # noqa: BLE001 - raised again by close
             self.failure = error
 
+    def leave(self) -> None:
+        """End the connections of remote links, as the death of an F rank does."""
+        for mirror in self.mirrors:
+            mirror.close()
+
     def close(self) -> None:
         self._stop = True
         self.receiver.cancel()
         self._thread.join()
         if self.failure is not None:
             raise self.failure
+
+
+CONNECTORS = ("shm", "tcp")
+over = CONNECTORS[0]
+"""What joins the worlds made from now on; tests.native.conftest runs whole modules over each."""
+
+
+def join(rank: FRank, shape, epoch: int, key: int = 0, poison: bool = False):
+    """Windows of a new link between ``rank`` and a client; returns those for the client."""
+    module = native.load()
+    arena = module.Arena.create(shape, epoch)
+    if poison:
+        arena.poison()
+    rank.receiver.add_link(key, arena, rank.counts)
+    if over == "shm":
+        return module.Arena.map(os.dup(arena.fd), os.dup(rank.receiver.doorbell), shape, epoch)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    rank.mirrors.append(module.ServiceMirror(far.detach(), arena, rank.receiver, key))
+    return module.connect_windows(near.detach(), shape, epoch)
 
 
 class World:
@@ -132,9 +161,7 @@ class World:
         first = 0
         for index, count in enumerate(expert_counts):
             rank = FRank(first, count, max(wire_layers) + 1, dtype, spin_us, **options)
-            arena = module.Arena.create(shape, EPOCH)
-            mapped = module.Arena.map(os.dup(arena.fd), os.dup(rank.receiver.doorbell), shape, EPOCH)
-            rank.receiver.add_link(0, arena, rank.counts)
+            mapped = join(rank, shape, EPOCH)
             self.client.set_link(index, mapped)
             self.ranks.append(rank)
             self.arenas.append(mapped)
@@ -146,6 +173,7 @@ class World:
     def __exit__(self, *_: object) -> None:
         for rank in self.ranks:
             rank.close()
+            rank.leave()
 
     def call(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray, handle: int = 0, stage: int = 0):
         """A native call on these arrays (x already in the wire type); the arrays must outlive it."""

@@ -140,3 +140,34 @@ def test_ranks_that_finish_one_by_one_are_not_lost_and_f_rank_0_waits_for_the_la
     hub.state.world.await_others(30.0)
     assert time.monotonic() - began < 20
     assert (hub.state.stop.error, one.stop.error, two.stop.error) == (None, None, None)
+
+
+@pytest.mark.parametrize("token", [None, "other"])
+def test_a_rank_with_another_token_fails_its_launch_at_once_and_the_hub_goes_on(member_of, token):
+    hub, make = member_of("right")
+    with pytest.raises(LaunchDisagreement, match="FFN_FAAS_TOKEN"):
+        make(token=token).form()
+    assert not hub.state.stop
+    make(token="right").form()
+    hub.state.world.form()
+
+
+@pytest.fixture
+def member_of():
+    made = []
+
+    def start(token):
+        hub = Service(World(rank=0, size=2, local_size=2), token=token)
+        made.append(hub.server.shutdown)
+
+        def make(**changes):
+            config = ServeConfig(model="m", port=hub.port, world=World(1, 2, 1, 2), world_timeout_s=5.0, **changes)
+            one = WorldMember(config, Lifecycle(), StopRequest(), f"127.0.0.1:{hub.port + 1}")
+            made.append(one.close)
+            return one
+
+        return hub, make
+
+    yield start
+    for end in reversed(made):
+        end()
