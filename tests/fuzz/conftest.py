@@ -1,0 +1,3 @@
+from tests.http.conftest import service
+
+__all__ = ["service"]
