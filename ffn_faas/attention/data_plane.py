@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ffn_faas.attention.attempt import Client, DataPlane
 from ffn_faas.connectors.base import TCP, WindowGeometry, WindowOffer
-from ffn_faas.protocol.messages import Granted
+from ffn_faas.protocol.messages import Granted, Transport
 
 if TYPE_CHECKING:
     from ffn_faas.experts.spec import MoESpec
@@ -36,3 +37,36 @@ def shared_memory(spec: MoESpec) -> DataPlane:
 
     element_size = ELEMENT_SIZES[spec.dtype]
     return DataPlane(make_client, fetch, spec.hidden_size, spec.top_k, element_size, can_hold=True)
+
+
+def device_memory(spec: MoESpec, device: int, *, lethal: bool) -> DataPlane:
+    """Windows in GPU memory; ``device`` is the index of A's GPU among the visible ones, ``lethal`` as M2nClient has it.
+
+    Raises NativeMissing when the package was built without it.
+    """
+    from ffn_faas.connectors import m2n_library
+    from ffn_faas.connectors.m2n_client import M2nClient
+    from ffn_faas.experts.spec import ELEMENT_SIZES
+
+    library = m2n_library.load()
+    found = library.devices()[device]
+    clients: list[M2nClient] = []
+
+    def make_client(geometry: WindowGeometry, grants: list[Granted]) -> Client:
+        clients.append(M2nClient(library, found, geometry, grants[0].expert_counts, lethal=lethal))
+        return clients[-1]
+
+    def fetch(offer: WindowOffer, geometry: WindowGeometry, epoch: int, timeout: float) -> Any:
+        return clients[-1].fetch(offer, geometry, epoch, timeout)
+
+    return DataPlane(make_client, fetch, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype], can_hold=True)
+
+
+def for_platform(platform: str) -> tuple[Transport | None, Callable[[MoESpec], DataPlane]]:
+    """(transport, maker of its data plane) of a vLLM that runs on ``platform`` (cpu, cuda); None: the afd block's."""
+    if platform == "cuda":
+        import torch
+
+        device = torch.cuda.current_device()
+        return "m2n", lambda spec: device_memory(spec, device, lethal=True)
+    return None, shared_memory

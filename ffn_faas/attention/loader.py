@@ -6,7 +6,7 @@ import atexit
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ffn_faas import __version__
 from ffn_faas.afd_block import AfdBlock
+from ffn_faas.attention.data_plane import shared_memory
 from ffn_faas.attention.session import AttentionSession, LossPolicy
 from ffn_faas.config import DEFAULT_CAPACITY
 from ffn_faas.credentials import Credentials, checked_token, read_token
@@ -24,10 +25,14 @@ from ffn_faas.protocol.messages import Attach, Fingerprint, Transport
 if TYPE_CHECKING:
     import torch
 
+    from ffn_faas.attention.attempt import DataPlane
+    from ffn_faas.connectors.m2n_client import M2nClient
     from ffn_faas.experts.spec import MoESpec
 
 NOT_EXPERTS = ("e_score_correction_bias",)
 """Router tensors that some checkpoints keep under the experts' prefix, and vLLM in the experts' layer."""
+NOT_OF_THE_LAYER = ("runner.",)
+"""Gate and shared experts, where vLLM hangs them below the routed experts."""
 WHOLE_FILE_STRATEGIES = ("eager", "prefetch", "torchao")
 
 
@@ -87,7 +92,12 @@ class Place:
 
 
 def attach_message(
-    block: AfdBlock, model: Model, peer: str, max_num_batched_tokens: int, place: Place | None = None
+    block: AfdBlock,
+    model: Model,
+    peer: str,
+    max_num_batched_tokens: int,
+    place: Place | None = None,
+    transport: Transport | None = None,
 ) -> Attach:
     """This worker's Attach."""
     place = place or Place()
@@ -105,7 +115,7 @@ def attach_message(
         stages=1,
         capacity=required or min(max_num_batched_tokens, DEFAULT_CAPACITY),
         capacity_is_required=required is not None,
-        transport=cast("Transport", block.connector),
+        transport=transport or cast("Transport", block.connector),
         host=host_identity(),
         fingerprint=model.fingerprint,
     )
@@ -119,16 +129,17 @@ class Attached:
     model: Model
     patience_s: float
     log: logging.Logger
+    transport: str = "shm"
 
     def finish(self, layers: list[Any], dropped: ExpertFilter) -> None:
         """Report the memory, block until F is READY, join the ops to the session. Detaches when the process ends."""
-        from ffn_faas.attention import ops
+        from ffn_faas.attention import device_ops, ops
 
         held = sum(
             tensor.numel() * tensor.element_size()
             for layer in layers
             for name, tensor in layer.named_parameters()
-            if not name.endswith(NOT_EXPERTS)
+            if not name.endswith(NOT_EXPERTS) and not name.startswith(NOT_OF_THE_LAYER)
         )
         self.log.info(
             "Attention holds %d bytes of routed experts in %d remote layers; %d expert tensors were not read",
@@ -137,27 +148,36 @@ class Attached:
             dropped.dropped,
         )
         self.session.wait_ready(self.patience_s)
-        ops.bind(self.session.client)
+        if self.transport == "m2n":
+            device_ops.bind(cast("M2nClient", self.session.client))
+        else:
+            ops.bind(self.session.client)
         atexit.register(self.session.close)
         Finalize(None, self.session.close, exitpriority=100)
         self.log.info("F is READY and attached: %s", ", ".join(map(str, self.session.links)))
 
 
-def open_session(block: AfdBlock, model: Model, attach: Attach, log: logging.Logger) -> Attached:
-    """Attach to every F rank over shared memory; blocks until F answers. The torch ops exist after it."""
-    from ffn_faas.attention import data_plane, ops
+def open_session(
+    block: AfdBlock,
+    model: Model,
+    attach: Attach,
+    log: logging.Logger,
+    make_plane: Callable[[MoESpec], DataPlane] = shared_memory,
+) -> Attached:
+    """Attach to every F rank; blocks until F answers. The torch ops exist after it."""
+    from ffn_faas.attention import device_ops, ops
 
-    ops.load()
+    plane = make_plane(model.spec)
+    (device_ops if attach.transport == "m2n" else ops).load()
     extra = block.connector_extra_config
     policy = LossPolicy(extra.reattach_timeout_s, extra.answer_timeout_s)
-    plane = data_plane.shared_memory(model.spec)
     session = AttentionSession(f"{block.host}:{block.port}", attach, plane, log, policy)
     try:
         session.attach(block.attach_timeout_s, _credentials(block))
     except BaseException:
         session.close()
         raise
-    return Attached(session, model, block.attach_timeout_s, log)
+    return Attached(session, model, block.attach_timeout_s, log, attach.transport)
 
 
 def _credentials(block: AfdBlock) -> Credentials:

@@ -44,7 +44,7 @@ def load() -> None:
     library.ffn_faas_bind.restype = ctypes.c_int
     library.ffn_faas_set_stage.argtypes = [ctypes.c_int64]
     library.ffn_faas_set_stage.restype = None
-    _register_fakes()
+    register_fakes()
     _library = library
 
 
@@ -66,7 +66,8 @@ def set_stage(stage: int) -> None:
         _library.ffn_faas_set_stage(stage)
 
 
-def _register_fakes() -> None:
+def register_fakes() -> None:
+    """What torch.compile needs to know of the two ops, once they are defined."""
     import torch
 
     @torch.library.register_fake("ffn_faas::dispatch")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ffn_faas.errors import UsageError
 
 LOAD_FORMAT = "ffn_faas"
-TRIED_VLLM = ("0.32.0",)
+TRIED_VLLM = {"cpu": ("0.32.0",), "cuda": ("0.23.0",)}
+"""By vLLM's name of the platform. What runs on the one was not tried on the other."""
 CARRIED_ACTIVATIONS = ("silu", "swigluoai")
 NOT_SERVED_YET = "not served yet by this version of ffn_faas"
 
@@ -65,11 +66,12 @@ class Refusal:
 
 def vllm_version_refusal(facts: EngineFacts) -> Refusal | None:
     """A vLLM that was never tried is refused by name."""
-    if facts.vllm_version.split("+")[0] in TRIED_VLLM or facts.allow_untried_vllm:
+    tried = TRIED_VLLM.get(facts.platform, ())
+    if not tried or facts.vllm_version.split("+")[0] in tried or facts.allow_untried_vllm:
         return None
     return Refusal(
         f"vllm {facts.vllm_version}",
-        f"was never tried with this version of ffn_faas (tried: {', '.join(TRIED_VLLM)})",
+        f"was never tried on {facts.platform} with this version of ffn_faas (tried: {', '.join(tried)})",
         'install a tried one, or set "connector_extra_config": {"allow_untried_vllm": true} in the afd block '
         "or FFN_FAAS_ALLOW_UNTRIED_VLLM=1",
     )
@@ -133,7 +135,12 @@ def _not_served_yet(facts: EngineFacts) -> list[tuple[bool, str, str, str]]:
         ),
         (facts.enable_dbo, "--enable-dbo", NOT_SERVED_YET, "remove it"),
         (facts.draft is not None, f"speculative method {facts.draft} with experts", NOT_SERVED_YET, "remove it"),
-        (facts.platform != "cpu", f"vLLM on {facts.platform}", NOT_SERVED_YET, "use the CPU build of vLLM"),
+        (
+            facts.platform not in TRIED_VLLM,
+            f"vLLM on {facts.platform}",
+            NOT_SERVED_YET,
+            f"use vLLM on {' or '.join(TRIED_VLLM)}",
+        ),
     ]
 
 

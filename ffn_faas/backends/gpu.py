@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ffn_faas.connectors.m2n_service import M2nService
 
 log = logging.getLogger(__name__)
+READING_THREADS = 8
 
 
 class GpuBackend(FFNBackend):
@@ -61,6 +62,7 @@ class GpuBackend(FFNBackend):
                 f"GPU {device.name} has compute capability {major}.{minor}; the kernels need Hopper (9.0)"
             )
         library.call("use_device", index)
+        self._kernel.bind(index)
         log.info("GPU %d of %d visible: %s, %s", index, len(devices), device.name, device.uuid)
         self._library, self._device = library, device
 
@@ -68,7 +70,9 @@ class GpuBackend(FFNBackend):
         checkpoint = None
         if self._config.load_format != "dummy":
             checkpoint = Checkpoint.open(resolve_model(self._config.model, self._config.revision))
-        account = load_experts(self._spec, checkpoint, self._experts, self._kernel, progress, seed=self._config.seed)
+        account = load_experts(
+            self._spec, checkpoint, self._experts, self._kernel, progress, seed=self._config.seed, threads=8
+        )
         log.info("%s", account)
         return account.resident_bytes
 

@@ -138,10 +138,15 @@ class M2nConnector(FFNConnector):
             item_s = now - self._busy[1] if taken != completed else 0.0
             idle_s = now - self._last_completed[1]
         return {
-            "steps": completed,
+            "steps": int(counters.items),
             "posts": completed,
             "splits": 0,
             "rows": int(counters.rows),
+            "pairs": int(counters.pairs),
+            "experts_hit": int(counters.experts_hit),
+            "wait_s": counters.wait_ns / 1e9,
+            "compute_s": counters.compute_ns / 1e9,
+            "post_s": counters.send_ns / 1e9,
             "idle_s": idle_s,
             "item_s": item_s,
             "captures": self._service.captures,

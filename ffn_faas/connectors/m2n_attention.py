@@ -36,14 +36,31 @@ class M2nAttention:
             ctypes.byref(self._handle),
         )
 
-    def set_link(self, stage: int, rank: int, addresses: WindowAddresses) -> None:
-        """The windows of one F rank."""
+    def set_link(self, stage: int, rank: int, addresses: WindowAddresses, *, offered: bool = False) -> None:
+        """The windows of one F rank; ``offered``: of the session that ``offer`` names, while waits are in flight."""
         made = ctypes.byref(window(addresses))
-        self._library.call("attention_set_link", self._handle, stage, rank, made, self._first[rank])
+        first = self._first[rank]
+        self._library.call("attention_set_link", self._handle, stage, rank, made, first, int(offered))
 
     def begin(self, epoch: int) -> None:
-        """A new session on all stages; an earlier failure is forgotten."""
+        """A new session on all stages, with nothing in flight; an earlier failure is forgotten."""
         self._library.call("attention_begin", self._handle, epoch)
+
+    def offer(self, number: int, epoch: int = 0) -> None:
+        """Waits go over to the links offered and send their post again; ``number`` 0 withdraws an earlier offer."""
+        self._library.call("attention_offer", self._handle, number, epoch)
+
+    def active(self, stage: int) -> int:
+        """The offer that a stage went over to last, 0 before any."""
+        number = ctypes.c_uint32()
+        self._library.call("attention_active", self._handle, stage, ctypes.byref(number))
+        return number.value
+
+    def long_wait(self, stage: int) -> tuple[int, int]:
+        """(flag, F rank) of a wait in flight for more than a millisecond; flag 0 when there is none. Never blocks."""
+        flag, rank = ctypes.c_uint64(), ctypes.c_int32()
+        self._library.call("attention_long_wait", self._handle, stage, ctypes.byref(flag), ctypes.byref(rank))
+        return flag.value, rank.value
 
     def dispatch(self, stage: int, layer: int, x: int, ids: int, weights: int, rows: int, stream: int) -> None:
         """Enqueue the post of ``rows`` rows: x bf16 [rows, H], global ids i32 [rows, K], weights f32 [rows, K]."""
@@ -56,6 +73,13 @@ class M2nAttention:
     def stop(self, *, stopped: bool = True) -> None:
         """Pending and later waits fail at once. Any thread; never blocks."""
         self._library.attention_stop(self._handle, int(stopped))
+
+    def trap(self) -> None:
+        """Pending and later waits end this process's CUDA context: nothing is read that a missing answer led to.
+
+        Any thread; never blocks. Every later call of CUDA in this process fails.
+        """
+        self._library.attention_stop(self._handle, 2)
 
     def status(self, stage: int) -> str:
         """``fine``, ``stopped`` or ``timed out``. Synchronizes the device."""

@@ -13,7 +13,7 @@ from ffn_faas.errors import NativeMissing, ResourceError
 if TYPE_CHECKING:
     from ffn_faas.connectors.m2n_window import WindowAddresses
 
-VERSION = 1
+VERSION = 2
 WAIT_SORT, EXPERTS, COMBINE, OVERLAP = 1, 2, 4, 8
 STEP = WAIT_SORT | EXPERTS | COMBINE | OVERLAP
 REMEDY = "install ffn-faas where nvcc (CUDA 12.8 or newer) is found: pip install --no-cache-dir ."
@@ -36,7 +36,13 @@ class _Device(ctypes.Structure):
 class Counters(ctypes.Structure):
     """Written by the kernels into pinned host memory; reading is free."""
 
-    _fields_ = tuple((name, _U64) for name in ("waits", "taken", "completed", "rows", "pairs", "experts_hit", "faults"))
+    _fields_ = tuple(
+        (name, _U64)
+        for name in (
+            *("waits", "taken", "completed", "rows", "pairs", "experts_hit", "faults"),
+            *("items", "wait_ns", "compute_ns", "send_ns"),
+        )
+    )
     waits: int
     taken: int
     completed: int
@@ -44,6 +50,10 @@ class Counters(ctypes.Structure):
     pairs: int
     experts_hit: int
     faults: int
+    items: int
+    wait_ns: int
+    compute_ns: int
+    send_ns: int
 
 
 class ServiceConfig(ctypes.Structure):
@@ -110,12 +120,22 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "service_enqueue": (_POINTER, _INT, _POINTER),
     "attention_create": (_INT, _INT, _INT, _INT, _INT, _INT, _U64, ctypes.POINTER(_POINTER)),
     "attention_destroy": (_POINTER,),
-    "attention_set_link": (_POINTER, _INT, _INT, ctypes.POINTER(Window), _INT),
+    "attention_set_link": (_POINTER, _INT, _INT, ctypes.POINTER(Window), _INT, _INT),
+    "attention_offer": (_POINTER, ctypes.c_uint32, _U64),
+    "attention_active": (_POINTER, _INT, ctypes.POINTER(ctypes.c_uint32)),
+    "attention_long_wait": (_POINTER, _INT, ctypes.POINTER(_U64), ctypes.POINTER(_INT)),
     "attention_begin": (_POINTER, _U64),
     "attention_dispatch": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "attention_receive": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "attention_status": (_POINTER, _INT, ctypes.POINTER(ctypes.c_uint32)),
     "permute_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
+    "fill_rows": (_POINTER, _POINTER, _POINTER, _U64, _U64, _INT, _INT),
+    "uploader_create": (_U64, ctypes.POINTER(_POINTER)),
+    "uploader_destroy": (_POINTER,),
+    "uploader_buffer": (_POINTER, ctypes.POINTER(_POINTER)),
+    "uploader_put": (_POINTER, _POINTER, _POINTER, _INT, _INT),
+    "uploader_finish": (_POINTER,),
+    "synchronize": (),
     "read_all": (_POINTER, _U64, _POINTER, _POINTER),
 }
 

@@ -28,10 +28,19 @@ class DummyWeights:
         self._pool = pool.to(getattr(torch, spec.dtype))
         self._num_experts = spec.num_experts
 
+    @property
+    def pool(self) -> torch.Tensor:
+        """All values there are; a matrix holds those from ``start`` on, again and again."""
+        return self._pool
+
+    def start(self, layer: int, expert: int, matrix: int) -> int:
+        """Where in the pool a matrix begins; ``matrix`` as experts.layouts numbers it; ``expert`` global."""
+        return ((layer * self._num_experts + expert) * _MATRICES + matrix) * 1_299_709 % _POOL
+
     def fill(self, destination: torch.Tensor, layer: int, expert: int, matrix: int) -> None:
-        """Write ``destination``, contiguous; ``matrix`` as experts.layouts numbers it; ``expert`` global."""
+        """Write ``destination``, contiguous; the others as ``start`` takes them."""
         flat = destination.view(-1)
-        start = ((layer * self._num_experts + expert) * _MATRICES + matrix) * 1_299_709 % _POOL
+        start = self.start(layer, expert, matrix)
         done = 0
         while done < flat.numel():
             piece = self._pool[start : start + flat.numel() - done]

@@ -34,6 +34,14 @@ def down_rows(hidden_size: int) -> list[int]:
     return order
 
 
+def places(order: list[int]) -> list[int]:
+    """Where each row goes: the inverse of ``gate_up_rows`` or ``down_rows``."""
+    inverse = [0] * len(order)
+    for place, row in enumerate(order):
+        inverse[row] = place
+    return inverse
+
+
 def _positions() -> Iterator[tuple[int, int, int, int]]:
     """(half, warp, part, row) of the rows of a group, in memory order."""
     for half in range(2):

@@ -115,9 +115,7 @@ def _dummy_layers(seed: int) -> _Fill:
         for layer in range(spec.num_layers):
             for local, expert in enumerate(experts):
                 for matrix in spec.matrices:
-                    buffer = kernel.matrix_buffer(layer, local, matrix)
-                    dummy.fill(buffer, layer, expert, matrix)
-                    kernel.finish_matrix(layer, local, matrix, buffer)
+                    kernel.fill_dummy(layer, expert, local, matrix, dummy)
                 done += spec.expert_bytes
                 progress(done, total)
             kernel.finish_layer(layer)

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from ffn_faas.connectors.base import Distribution, FFNConnector
 from ffn_faas.service.lifecycle import Phase
 from ffn_faas.service.state import ServiceState
+from ffn_faas.telemetry.device_work import device_work
 from ffn_faas.telemetry.expert_load import imbalance_ratio, top
 
 TOP = 3
@@ -25,7 +26,7 @@ class _Collector:
         yield from _lifecycle(self._state)
         yield from _sessions(self._state)
         if self._state.connector is not None:
-            yield from _steps(self._state.connector)
+            yield from _steps(self._state.connector, self._state.spec.expert_bytes)
             yield from _experts(self._state.connector)
 
 
@@ -61,7 +62,7 @@ def _sessions(state: ServiceState) -> Iterable[Metric]:
         yield family
 
 
-def _steps(connector: FFNConnector) -> Iterable[Metric]:
+def _steps(connector: FFNConnector, expert_bytes: int) -> Iterable[Metric]:
     statistics = connector.statistics()
     for key, name, help_text in (
         ("steps", "steps", "items computed"),
@@ -79,6 +80,7 @@ def _steps(connector: FFNConnector) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         "ffn_faas:step_in_flight_seconds", "age of the item being computed, 0 when idle", value=statistics["item_s"]
     )
+    yield from device_work(statistics, expert_bytes)
     help_texts = {
         "wait": "from the end of a step to taking the next item, idle time included",
         "compute": "from taking an item to its result",

@@ -26,7 +26,7 @@ constexpr int kWeightBytes = kWeightRows * kDepth * 2;
 constexpr int kTokenBytes = kTileRows * kDepth * 2;
 constexpr int kStageBytes = kWeightBytes + kTokenBytes;
 constexpr int kJobBytes = 32;
-constexpr int kSharedBytes = 1024 + kStages * (kStageBytes + 16 + kJobBytes) + kTileRows * 4;
+constexpr int kSharedBytes = 1024 + kStages * (kStageBytes + 16 + kJobBytes) + kTileRows * 8;
 
 // One tile of the list: gate_up tiles of all row tiles, then the down tiles.
 struct Job {
@@ -39,7 +39,7 @@ static_assert(sizeof(Job) <= kJobBytes, "a job is handed over in shared memory")
 struct Shared {
   uint32_t stages, full, empty;
   Job* jobs;          // of the stage that begins it
-  uint32_t* sources;  // of each token row of the gather's tile, in pieces of 16 bytes
+  uint64_t* sources;  // address of each token row of the gather's tile
 
   __device__ explicit Shared(uint8_t* raw) {
     stages = (shared_address(raw) + 1023) & ~1023u;
@@ -47,7 +47,7 @@ struct Shared {
     empty = full + kStages * 8;
     uint8_t* rest = raw + (empty + kStages * 8 - shared_address(raw));
     jobs = reinterpret_cast<Job*>(rest);
-    sources = reinterpret_cast<uint32_t*>(rest + kStages * kJobBytes);
+    sources = reinterpret_cast<uint64_t*>(rest + kStages * kJobBytes);
   }
   __device__ uint32_t weights(int stage) const { return stages + stage * kStageBytes; }
   __device__ uint32_t tokens(int stage) const { return stages + stage * kStageBytes + kWeightBytes; }
@@ -121,6 +121,12 @@ __device__ void load_weights(const Shared& shared, const JobList& list, const Ex
   }
 }
 
+// The first post of the item, in registers: mostly it is the only one.
+struct Posted {
+  int parts, rows;
+  const __nv_bfloat16* hidden;
+};
+
 // Where the token rows of one warp come from: two of its 64 rows a lane. Loaded one job ahead.
 struct Sources {
   int at[2];
@@ -129,31 +135,43 @@ struct Sources {
     const int nth = (threadIdx.x & 31) + 32 * i;
     return 4 * (warp + kGatherWarps * (nth / 4)) + nth % 4;
   }
-  __device__ Sources(const Job& job, const Workspace& work, int warp, int item_rows) {
+  __device__ Sources(const Job& job, const Workspace& work, int warp) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int nth = row(warp, i);
       at[i] = job.rows.first_row + nth;
-      if (!job.down && nth < job.rows.rows) at[i] = min(work.sorted_token[at[i]], item_rows - 1);
+      if (!job.down && nth < job.rows.rows) at[i] = work.sorted_token[at[i]];
     }
   }
-  // Each warp reads back only what it stored itself.
-  __device__ void store(const Shared& shared, int warp, int pieces) const {
+  // Each warp reads back only what it stored itself. A place that the sort left out holds what an earlier item left
+  // there: rows are bounded.
+  __device__ void store(const Shared& shared, int warp, bool down, const void* activated, const Item& item,
+                        const Posted& first, int64_t row_bytes) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) shared.sources[row(warp, i)] = static_cast<uint32_t>(at[i]) * pieces;
+    for (int i = 0; i < 2; ++i) {
+      const void* base = activated;
+      int row_of_base = at[i];
+      if (!down) {
+        const int part = min(at[i] >> kPartShift, first.parts - 1);
+        base = part > 0 ? item.part[part].hidden : first.hidden;
+        row_of_base = min(at[i] & ((1 << kPartShift) - 1), (part > 0 ? item.part[part].rows : first.rows) - 1);
+      }
+      shared.sources[row(warp, i)] = reinterpret_cast<uint64_t>(base) + row_of_base * row_bytes;
+    }
   }
 };
 static_assert(kTileRows == 64 * kGatherWarps, "two rows a lane");
 
 __device__ void gather_tokens(const Shared& shared, const JobList& list, const ServiceShape& shape,
-                              const Workspace& work, const __nv_bfloat16* hidden, int item_rows) {
+                              const Workspace& work, const Item& item) {
+  const Posted posted = {item.parts, item.part[0].rows, item.part[0].hidden};
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 - kConsumerWarps - 1;
   const int chunk = lane & 7;
   const int first = 4 * warp + lane / 8;  // of the token rows that this thread gathers, in turns of 4 kGatherWarps
   const uint32_t finished = list.gate_up_blocks * kConsumerWarps;
   Place place;
   Job job = list.at(blockIdx.x);
-  Sources sources(job, work, warp, item_rows);
+  Sources sources(job, work, warp);
   for (int index = blockIdx.x; index < list.jobs; index += gridDim.x) {
     const Job next = list.at(index + gridDim.x);
     const int rows = job.rows.rows;
@@ -161,18 +179,18 @@ __device__ void gather_tokens(const Shared& shared, const JobList& list, const S
     if (job.down) {
       while (load_acquire_gpu(work.tile_done + job.row_tile) < finished) __nanosleep(32);
     }
-    const char* base = reinterpret_cast<const char*>(job.down ? work.activated : hidden) + chunk * 16;
     __syncwarp();
-    sources.store(shared, warp, width / 8);
-    sources = Sources(next, work, warp, item_rows);
+    sources.store(shared, warp, job.down, work.activated, item, posted, int64_t{width} * 2);
+    sources = Sources(next, work, warp);
     __syncwarp();
     for (int step = 0; step < width / kDepth; ++step, place.advance()) {
       barrier_wait(shared.empty_barrier(place.stage), place.parity ^ 1);
       const uint32_t target = shared.tokens(place.stage);
-      const char* at = base + step * (kDepth * 2);
+      const uint32_t offset = step * (kDepth * 2) + chunk * 16;
 #pragma unroll 4
       for (int row = first; row < rows; row += 4 * kGatherWarps) {
-        gather16(target + row * 128 + ((chunk ^ (row & 7)) << 4), at + uint64_t{shared.sources[row]} * 16);
+        gather16(target + row * 128 + ((chunk ^ (row & 7)) << 4),
+                 reinterpret_cast<const char*>(shared.sources[row]) + offset);
       }
       gather_arrive(shared.full_barrier(place.stage));
     }
@@ -329,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous_kernel();
   let_next_kernel_start();
   const Item& item = state->item;
-  if (item.lane < 0 || item.rows == 0) return;
+  if (item.parts == 0 || item.rows == 0) return;
   const JobList list(item, shape, work);
   if (warp < kConsumerWarps) {
     take_registers<232>();
@@ -337,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     give_registers<40>();
     if (warp > kConsumerWarps) {
-      gather_tokens(shared, list, shape, work, item.hidden, item.rows);
+      gather_tokens(shared, list, shape, work, item);
     } else if ((threadIdx.x & 31) == 0) {
       load_weights(shared, list, weights, shape, item.weight_row);
     }

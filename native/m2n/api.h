@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define FFN_M2N_VERSION 1
+#define FFN_M2N_VERSION 2
 enum { FFN_M2N_WAIT_SORT = 1, FFN_M2N_EXPERTS = 2, FFN_M2N_COMBINE = 4, FFN_M2N_OVERLAP = 8 };
 
 typedef struct ffn_m2n_device {
@@ -24,7 +24,7 @@ typedef struct ffn_m2n_device {
 
 /* Must equal ServiceCounters. */
 typedef struct ffn_m2n_counters {
-  uint64_t waits, taken, completed, rows, pairs, experts_hit, faults;
+  uint64_t waits, taken, completed, rows, pairs, experts_hit, faults, items, wait_ns, compute_ns, send_ns;
 } ffn_m2n_counters;
 
 typedef struct ffn_m2n_service_config {
@@ -67,6 +67,19 @@ FFN_M2N_API uint64_t ffn_m2n_service_bytes(const ffn_m2n_service_config* config)
    in the row order of ffn_faas/experts/gpu_layout.py. */
 FFN_M2N_API int ffn_m2n_permute_rows(void* device_target, const void* device_source, const int32_t* device_order,
                                      int32_t experts, int32_t rows, int32_t row_bytes);
+/* target[place[i]] = elements start + i * width ... of a pool of pool_size bf16 values that repeats, on the default
+   stream. */
+FFN_M2N_API int ffn_m2n_fill_rows(void* device_target, const int32_t* device_place, const void* device_pool,
+                                  uint64_t pool_size, uint64_t start, int32_t rows, int32_t width);
+/* Of one thread: fill the pinned buffer, put it (rows to target[place[i]], copied and moved in a stream of its own, row
+   size a multiple of 16), get the next one. */
+FFN_M2N_API int ffn_m2n_uploader_create(uint64_t nbytes, void** uploader);
+FFN_M2N_API int ffn_m2n_uploader_destroy(void* uploader);
+FFN_M2N_API int ffn_m2n_uploader_buffer(void* uploader, void** host);
+FFN_M2N_API int ffn_m2n_uploader_put(void* uploader, void* device_target, const int32_t* device_place, int32_t rows,
+                                     int32_t row_bytes);
+FFN_M2N_API int ffn_m2n_uploader_finish(void* uploader);
+FFN_M2N_API int ffn_m2n_synchronize(void);
 /* Only while nothing is in flight. first_flag = epoch << 40 | 1. A window of NULL takes the lane out. */
 FFN_M2N_API int ffn_m2n_service_set_lane(void* service, int32_t lane, const ffn_m2n_window* window, int32_t capacity,
                                          uint64_t first_flag);
@@ -88,9 +101,11 @@ FFN_M2N_API void* ffn_m2n_service_stream(void* service);
 FFN_M2N_API int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity,
                                          int32_t hidden_size, int32_t top_k, uint64_t timeout_ns, void** attention);
 FFN_M2N_API int ffn_m2n_attention_destroy(void* attention);
+/* `offered`: of the session that is offered next; such links may be written while waits are in flight and no offer
+   stands. */
 FFN_M2N_API int ffn_m2n_attention_set_link(void* attention, int32_t stage, int32_t link, const ffn_m2n_window* window,
-                                           int32_t first_expert);
-/* A new session: flags count from epoch << 40, a failed wait is forgotten. */
+                                           int32_t first_expert, int32_t offered);
+/* A new session, with nothing in flight: flags count from epoch << 40, a failed wait is forgotten. */
 FFN_M2N_API int ffn_m2n_attention_begin(void* attention, uint64_t epoch);
 /* Capturable. x bf16 [rows, H], ids i32 [rows, top_k] global, weights f32 [rows, top_k]: all device memory. */
 FFN_M2N_API int ffn_m2n_attention_dispatch(void* attention, int32_t stage, int32_t layer, const void* device_x,
@@ -98,7 +113,16 @@ FFN_M2N_API int ffn_m2n_attention_dispatch(void* attention, int32_t stage, int32
                                            void* stream);
 /* Capturable. out bf16 [rows, H], every row written; NaN when the wait failed. */
 FFN_M2N_API int ffn_m2n_attention_receive(void* attention, int32_t stage, void* device_out, int32_t rows, void* stream);
+/* 0: wait; 1: pending and later waits end, their results are NaN; 2: they end the CUDA context of this process, so that
+   nothing computed from a missing answer is ever read. Any thread, never blocks. */
 FFN_M2N_API void ffn_m2n_attention_stop(void* attention, uint32_t stop);
+/* Offers the session of the links written last, by a number that no earlier offer had: waits in flight and later ones
+   go over to it and send their post again. 0 withdraws an offer, before new links are written. */
+FFN_M2N_API int ffn_m2n_attention_offer(void* attention, uint32_t number, uint64_t epoch);
+/* The offer that a stage went over to last; 0 = none. */
+FFN_M2N_API int ffn_m2n_attention_active(void* attention, int32_t stage, uint32_t* number);
+/* The flag that a wait in flight for more than a millisecond waits for, and the F rank; flag 0 = none. Never blocks. */
+FFN_M2N_API int ffn_m2n_attention_long_wait(void* attention, int32_t stage, uint64_t* flag, int32_t* link);
 /* 0 = fine, 1 = stopped, 2 = timed out. Synchronizes the device. */
 FFN_M2N_API int ffn_m2n_attention_status(void* attention, int32_t stage, uint32_t* status);
 

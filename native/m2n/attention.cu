@@ -19,9 +19,11 @@ class Attention {
         top_k_(top_k),
         blocks_(multiprocessors()),
         state_(stages),
-        slots_(static_cast<size_t>(stages) * links * capacity) {
+        slots_(static_cast<size_t>(stages) * links * capacity),
+        reports_(stages) {
     if (links < 1 || links > kMaxServiceRanks) throw std::invalid_argument("1 to 64 F ranks");
     if (hidden_size % 8 || top_k < 1 || top_k > kMaxTopK) throw std::invalid_argument("hidden_size % 8, top_k <= 32");
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     for (int i = 0; i < stages; ++i) {
       AttentionStage stage = {};
       stage.num_links = links;
@@ -29,11 +31,13 @@ class Attention {
       stage.capacity = capacity;
       stage.timeout_ns = timeout_ns;
       stage.slot = slots_.get() + static_cast<size_t>(i) * links * capacity;
-      check(cudaMemcpy(state_.get() + i, &stage, sizeof stage, cudaMemcpyHostToDevice), "cudaMemcpy");
+      write(state_.get() + i, stage);
     }
   }
 
-  void set_link(int stage, int link, const ffn_m2n_window& window, int first_expert) {
+  ~Attention() { (void)cudaStreamDestroy(stream_); }
+
+  void set_link(int stage, int link, const ffn_m2n_window& window, int first_expert, bool offered) {
     bounded(stage, stages_, "stage");
     bounded(link, links_, "link");
     AttentionLink made = {};
@@ -45,17 +49,35 @@ class Attention {
     made.combine_flag = static_cast<uint64_t*>(window.combine_flag);
     made.combine_partial = static_cast<__nv_bfloat16*>(window.combine_partial);
     made.first_expert = first_expert;
-    check(cudaMemcpy(&state_.get()[stage].links[link], &made, sizeof made, cudaMemcpyHostToDevice), "cudaMemcpy");
+    AttentionStage& target = state_.get()[stage];
+    write(offered ? &target.next[link] : &target.links[link], made);
   }
 
+  // Nothing is in flight.
   void begin(uint64_t epoch) {
-    const uint64_t flag = epoch << 40;
-    const uint32_t status = 0;
     for (int i = 0; i < stages_; ++i) {
-      check(cudaMemcpy(&state_.get()[i].flag, &flag, sizeof flag, cudaMemcpyHostToDevice), "cudaMemcpy");
-      check(cudaMemcpy(&state_.get()[i].status, &status, sizeof status, cudaMemcpyHostToDevice), "cudaMemcpy");
+      write(&state_.get()[i].flag, epoch << 40);
+      write(&state_.get()[i].status, uint32_t{0});
     }
-    stop(0);
+    stop(kRun);
+  }
+
+  // Anything may be in flight: waits go over to the links that were offered, and send their post again. Withdraws an
+  // earlier offer with `number` 0.
+  void offer(uint32_t number, uint64_t epoch) {
+    for (int i = 0; i < stages_; ++i) {
+      if (number) write(&state_.get()[i].next_flag, epoch << 40);
+      write(&state_.get()[i].offered, number);
+    }
+  }
+
+  uint32_t active(int stage) {
+    bounded(stage, stages_, "stage");
+    uint32_t number = 0;
+    check(cudaMemcpyAsync(&number, &state_.get()[stage].active, sizeof number, cudaMemcpyDeviceToHost, stream_),
+          "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    return number;
   }
 
   void dispatch(int stage, const DispatchCall& call, cudaStream_t stream) {
@@ -71,13 +93,22 @@ class Attention {
   void receive(int stage, void* out, int rows, cudaStream_t stream) {
     bounded(stage, stages_, "stage");
     const int blocks = std::min((rows * (hidden_size_ / 8) + 255) / 256, blocks_ * 8);
-    check(launch_wait_replies(stream, state_.get() + stage, stop_.device(), blocks <= 2 * blocks_), "wait");
+    check(launch_wait_replies(stream, state_.get() + stage, control_.device(), reports_.device() + stage,
+                              blocks <= 2 * blocks_),
+          "wait");
     if (rows == 0) return;
     check(launch_sum(stream, blocks, state_.get() + stage, {static_cast<__nv_bfloat16*>(out), rows, hidden_size_}),
           "sum");
   }
 
-  void stop(uint32_t value) { *const_cast<volatile uint32_t*>(stop_.host()) = value; }
+  void stop(uint32_t value) { *const_cast<volatile uint32_t*>(control_.host()) = value; }
+
+  void long_wait(int stage, uint64_t* flag, int32_t* link) {
+    bounded(stage, stages_, "stage");
+    const volatile WaitReport& report = reports_.host()[stage];
+    *flag = report.flag;
+    *link = static_cast<int32_t>(report.link);
+  }
 
   uint32_t status(int stage) {
     bounded(stage, stages_, "stage");
@@ -88,6 +119,13 @@ class Attention {
   }
 
  private:
+  // Beside kernels that wait: no copy of the default stream may be used, it would wait for them.
+  template <typename T>
+  void write(T* device, const T& value) {
+    check(cudaMemcpyAsync(device, &value, sizeof value, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
   static void bounded(int value, int limit, const char* name) {
     if (value < 0 || value >= limit) throw std::invalid_argument(std::string(name) + " out of bounds");
   }
@@ -95,7 +133,9 @@ class Attention {
   int stages_, links_, capacity_, hidden_size_, top_k_, blocks_;
   DeviceArray<AttentionStage> state_;
   DeviceArray<int32_t> slots_;
-  PinnedValue<uint32_t> stop_;
+  PinnedArray<WaitReport> reports_;
+  PinnedValue<uint32_t> control_;
+  cudaStream_t stream_ = nullptr;
 };
 
 Attention& as_attention(void* p) { return *static_cast<Attention*>(p); }
@@ -115,8 +155,17 @@ int ffn_m2n_attention_destroy(void* attention) {
   return guarded([&] { delete static_cast<ffn::Attention*>(attention); });
 }
 int ffn_m2n_attention_set_link(void* attention, int32_t stage, int32_t link, const ffn_m2n_window* window,
-                               int32_t first_expert) {
-  return guarded([&] { as_attention(attention).set_link(stage, link, *window, first_expert); });
+                               int32_t first_expert, int32_t offered) {
+  return guarded([&] { as_attention(attention).set_link(stage, link, *window, first_expert, offered != 0); });
+}
+int ffn_m2n_attention_offer(void* attention, uint32_t number, uint64_t epoch) {
+  return guarded([&] { as_attention(attention).offer(number, epoch); });
+}
+int ffn_m2n_attention_active(void* attention, int32_t stage, uint32_t* number) {
+  return guarded([&] { *number = as_attention(attention).active(stage); });
+}
+int ffn_m2n_attention_long_wait(void* attention, int32_t stage, uint64_t* flag, int32_t* link) {
+  return guarded([&] { as_attention(attention).long_wait(stage, flag, link); });
 }
 int ffn_m2n_attention_begin(void* attention, uint64_t epoch) {
   return guarded([&] { as_attention(attention).begin(epoch); });

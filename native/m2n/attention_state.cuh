@@ -19,20 +19,7 @@ struct AttentionLink {
   const uint64_t* combine_flag;
   const __nv_bfloat16* combine_partial;
   int32_t first_expert;  // global id of its first expert
-  int32_t rows;          // rows sent so far in the post being written
-};
-
-struct AttentionStage {
-  AttentionLink links[kMaxServiceRanks];
-  int32_t num_links;
-  int32_t num_experts;  // global
-  int32_t capacity;
-  uint32_t arrivals;
-  uint64_t flag;        // of the post outstanding or answered last; epoch << 40 before the first
-  uint64_t timeout_ns;  // of a wait; 0 = none
-  uint32_t status;      // 0 = fine, 1 = stopped, 2 = timed out; sticks until a new session
-  uint32_t unused;
-  int32_t* slot;  // [links, capacity] place of a row in the post to each F rank, -1 = not sent
+  int32_t unused;
 };
 
 struct DispatchCall {
@@ -43,6 +30,35 @@ struct DispatchCall {
   int32_t hidden_size;
   int32_t top_k;
   int32_t layer;
+};
+
+// Only the kernels of the stage, which run one after the other, write what is not said to be the host's.
+struct AttentionStage {
+  AttentionLink links[kMaxServiceRanks];
+  AttentionLink next[kMaxServiceRanks];  // the host's: of the session offered
+  int32_t rows[kMaxServiceRanks];        // sent so far in the post being written
+  int32_t num_links;
+  int32_t num_experts;  // global
+  int32_t capacity;
+  uint32_t arrivals;
+  uint64_t flag;        // of the post outstanding or answered last; epoch << 40 before the first
+  uint64_t next_flag;   // the host's: epoch << 40 of the session offered
+  uint64_t timeout_ns;  // of a wait; 0 = none
+  uint32_t status;      // 0 = fine, 1 = stopped, 2 = timed out; sticks until a new session
+  uint32_t active;      // number of the session that posts go to
+  uint32_t offered;     // the host's: number of a session to go over to while waiting; 0 while it is being written
+  uint32_t unused;
+  int32_t* slot;         // [links, capacity] place of a row in the post to each F rank, -1 = not sent
+  DispatchCall pending;  // the post outstanding; its inputs live until the sum
+};
+
+enum Control : uint32_t { kRun = 0, kStop = 1, kTrap = 2 };
+
+// Pinned, one for each stage: a wait that takes long says so, so that the host can tell whose answer is overdue.
+struct WaitReport {
+  uint64_t flag;  // 0 = no wait is long
+  uint32_t link;
+  uint32_t unused;
 };
 
 struct SumCall {

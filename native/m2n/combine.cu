@@ -11,7 +11,8 @@ __global__ void __launch_bounds__(kThreads)
     combine(ServiceState* state, ServiceShape shape, Workspace work, ServiceCounters* report) {
   wait_for_previous_kernel();
   const Item& item = state->item;
-  if (item.lane < 0) return;
+  if (item.parts == 0) return;
+  if (blockIdx.x == 0 && threadIdx.x == 0) state->item.computed_ns = nanoseconds();
   const int rows = item.rows, hidden = shape.hidden_size, top_k = shape.top_k;
   const int pieces = hidden / 8;
   const int parts = (pieces + kThreads - 1) / kThreads;  // a row is shared by this many turns of a block
@@ -20,6 +21,10 @@ __global__ void __launch_bounds__(kThreads)
   for (int turn = blockIdx.x; turn < rows * parts; turn += busy) {
     const int row = turn / parts, piece = (turn % parts) * kThreads + threadIdx.x;
     if (piece >= pieces) continue;
+    int nth = 0;
+    while (nth + 1 < item.parts && row >= item.part[nth + 1].first) ++nth;
+    const Part& part = item.part[nth];
+    const int own = row - part.first;  // row of the post
     float sum[8] = {};
     for (int k0 = 0; k0 < top_k; k0 += 8) {
       int place[8];
@@ -28,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         place[k] = k0 + k < top_k ? work.place[row * top_k + k0 + k] : -1;
-        weight[k] = place[k] >= 0 ? item.weights[row * top_k + k0 + k] : 0.f;
+        weight[k] = place[k] >= 0 ? part.weights[own * top_k + k0 + k] : 0.f;
       }
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
@@ -39,12 +44,21 @@ __global__ void __launch_bounds__(kThreads)
         if (place[k] >= 0) add_bf16x8(sum, data[k], weight[k]);
       }
     }
-    store16(item.out + int64_t{row} * hidden + piece * 8, pack_bf16x8(sum));
+    store16(part.out + int64_t{own} * hidden + piece * 8, pack_bf16x8(sum));
   }
-  if (is_last_block(&state->combine_arrivals, busy) && threadIdx.x == 0) {
-    state->lanes[item.lane].expected = item.flag + 1;
-    store_release_sys(item.out_flag, item.flag);
-    report->completed = ++state->counters.completed;
+  if (is_last_block(&state->combine_arrivals, busy)) {
+    if (threadIdx.x < item.parts) {
+      const Part& part = item.part[threadIdx.x];
+      state->lanes[part.lane].expected = part.flag + 1;
+      store_release_sys(part.out_flag, part.flag);
+    }
+    if (threadIdx.x == 0) {
+      ServiceCounters& counters = state->counters;
+      const uint64_t computed = *reinterpret_cast<volatile uint64_t*>(&state->item.computed_ns);
+      report->compute_ns = counters.compute_ns += computed - item.taken_ns;
+      report->send_ns = counters.send_ns += nanoseconds() - computed;
+      report->completed = counters.completed += item.parts;
+    }
   }
 }
 

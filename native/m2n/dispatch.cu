@@ -55,10 +55,10 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
     if (self < links) {
       int slot = slots[self];
       if (counted) {
-        if (row == call.rows - 1) stage->links[0].rows = before + (slot == 0);
+        if (row == call.rows - 1) stage->rows[0] = before + (slot == 0);
         slot = slot == 0 ? before : -1;
       } else if (slot == 0) {
-        slot = atomicAdd(&stage->links[self].rows, 1);
+        slot = atomicAdd(&stage->rows[self], 1);
       }
       slots[self] = slot;
       stage->slot[self * stage->capacity + row] = slot;
@@ -85,14 +85,17 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
   }
   if (is_last_block(&stage->arrivals, gridDim.x)) {
     if (self < links) {
-      volatile int32_t* rows = &stage->links[self].rows;
+      volatile int32_t* rows = &stage->rows[self];
       link[self].dispatch_head[0] = call.layer;
       link[self].dispatch_head[1] = *rows;
       *rows = 0;
       store_release_sys(link[self].dispatch_flag, stage->flag + 1);
     }
     __syncthreads();
-    if (self == 0) stage->flag += 1;
+    if (self == 0) {
+      stage->flag += 1;
+      stage->pending = call;
+    }
   }
 }
 

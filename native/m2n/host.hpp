@@ -50,24 +50,30 @@ class DeviceArray {
   size_t bytes_ = 0;
 };
 
-// Host memory that kernels read and write while the host does.
+// Host memory that kernels read and write while the host does, zeroed.
 template <typename T>
-class PinnedValue {
+class PinnedArray {
  public:
-  PinnedValue() {
-    check(cudaHostAlloc(&host_, sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
-    *host_ = T{};
+  explicit PinnedArray(size_t count) {
+    check(cudaHostAlloc(&host_, count * sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+    for (size_t i = 0; i < count; ++i) host_[i] = T{};
     check(cudaHostGetDevicePointer(&device_, host_, 0), "cudaHostGetDevicePointer");
   }
-  PinnedValue(const PinnedValue&) = delete;
-  PinnedValue& operator=(const PinnedValue&) = delete;
-  ~PinnedValue() { (void)cudaFreeHost(host_); }
+  PinnedArray(const PinnedArray&) = delete;
+  PinnedArray& operator=(const PinnedArray&) = delete;
+  ~PinnedArray() { (void)cudaFreeHost(host_); }
   T* host() const { return host_; }
   T* device() const { return device_; }
 
  private:
   T* host_ = nullptr;
   T* device_ = nullptr;
+};
+
+template <typename T>
+class PinnedValue : public PinnedArray<T> {
+ public:
+  PinnedValue() : PinnedArray<T>(1) {}
 };
 
 inline int multiprocessors() {

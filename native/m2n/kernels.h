@@ -34,9 +34,10 @@ cudaError_t launch_combine(cudaStream_t stream, bool overlap, int blocks, Servic
 
 // A: rows, local ids and weights to every F rank that owns one of their experts, then its flag.
 cudaError_t launch_dispatch(cudaStream_t stream, int blocks, AttentionStage* stage, const DispatchCall& call);
-// A: until every F rank answered the last post of `stage`, or *stop is set, or the deadline passes. `early`: the sum
-// behind it takes its place meanwhile.
-cudaError_t launch_wait_replies(cudaStream_t stream, AttentionStage* stage, const uint32_t* stop, bool early);
+// A: until every F rank answered the last post of `stage`, or *control (enum Control) ends the wait, or the deadline
+// passes. Goes over to a session that the host offers meanwhile. `early`: the sum behind it takes its place meanwhile.
+cudaError_t launch_wait_replies(cudaStream_t stream, AttentionStage* stage, const uint32_t* control, WaitReport* report,
+                                bool early);
 // A: out[t] = sum over F ranks of their partial rows; NaN when the wait failed.
 cudaError_t launch_sum(cudaStream_t stream, int blocks, AttentionStage* stage, const SumCall& call);
 

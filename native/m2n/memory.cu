@@ -65,8 +65,13 @@ int ffn_m2n_enable_peer(int32_t device, int32_t peer) {
 int ffn_m2n_allocate(uint64_t nbytes, void** device_memory) {
   return guarded([&] {
     check(cudaMalloc(device_memory, nbytes), "cudaMalloc");
-    check(cudaMemset(*device_memory, 0, nbytes), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    // In a stream of its own: a kernel that waits may be in flight.
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    cudaError_t error = cudaMemsetAsync(*device_memory, 0, nbytes, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    (void)cudaStreamDestroy(stream);
+    check(error, "cudaMemset");
   });
 }
 

@@ -7,26 +7,111 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(32) wait_replies(AttentionStage* stage, const uint32_t* stop, bool early) {
+constexpr uint64_t kLongWaitNs = 1'000'000;
+
+// One warp: the post outstanding once more, into the windows of the session that the stage has gone over to.
+__device__ void dispatch_again(AttentionStage* stage) {
+  __shared__ int32_t rows[kMaxServiceRanks];
+  const DispatchCall call = stage->pending;
+  const int self = threadIdx.x, links = stage->num_links, top_k = call.top_k, pieces = call.hidden_size / 8;
+  for (int rank = self; rank < links; rank += 32) rows[rank] = 0;
+  __syncwarp();
+  for (int row = 0; row < call.rows; ++row) {
+    const uint4* source = reinterpret_cast<const uint4*>(call.x + int64_t{row} * call.hidden_size);
+    const int id = self < top_k ? call.ids[int64_t{row} * top_k + self] : -1;
+    const float weight = self < top_k ? call.weights[int64_t{row} * top_k + self] : 0.f;
+    int owner = -1;
+    if (id >= 0 && id < stage->num_experts) {
+      owner = 0;
+      while (owner + 1 < links && stage->links[owner + 1].first_expert <= id) ++owner;
+    }
+    for (int rank = 0; rank < links; ++rank) {
+      const AttentionLink& link = stage->links[rank];
+      const bool sent = __any_sync(0xffffffffu, owner == rank);
+      const int slot = sent ? rows[rank] : -1;
+      __syncwarp();
+      if (self == 0) {
+        stage->slot[rank * stage->capacity + row] = slot;
+        if (sent) rows[rank] = slot + 1;
+      }
+      __syncwarp();
+      if (!sent) continue;
+      uint4* target = reinterpret_cast<uint4*>(link.dispatch_hidden + int64_t{slot} * call.hidden_size);
+      for (int piece = self; piece < pieces; piece += 32) store16(target + piece, source[piece]);
+      if (self < top_k) {
+        const int64_t at = int64_t{slot} * top_k + self;
+        link.dispatch_ids[at] = owner == rank ? id - link.first_expert : -1;
+        link.dispatch_weights[at] = weight;
+      }
+    }
+  }
+  fence_sys();
+  __syncwarp();
+  const uint64_t flag = stage->next_flag + 1;
+  for (int rank = self; rank < links; rank += 32) {
+    stage->links[rank].dispatch_head[0] = call.layer;
+    stage->links[rank].dispatch_head[1] = rows[rank];
+    store_release_sys(stage->links[rank].dispatch_flag, flag);
+  }
+  __syncwarp();
+  if (self == 0) stage->flag = flag;
+  __syncwarp();
+}
+
+// One warp: go over to the session that the host offers, if there is one. The host may be writing the next one.
+__device__ void adopt_offer(AttentionStage* stage) {
+  const uint32_t offered = load_volatile(&stage->offered);
+  if (offered == 0 || offered == stage->active) return;
+  fence_sys();
+  for (int rank = threadIdx.x; rank < stage->num_links; rank += 32) stage->links[rank] = stage->next[rank];
+  fence_sys();
+  __syncwarp();
+  if (load_volatile(&stage->offered) != offered) return;
+  dispatch_again(stage);
+  if (threadIdx.x == 0) stage->active = offered;
+  __syncwarp();
+}
+
+__global__ void __launch_bounds__(32)
+    wait_replies(AttentionStage* stage, const uint32_t* control, WaitReport* report, bool early) {
   // The sum of a small batch may already stand by: a block or two on each multiprocessor, doing nothing.
   if (early) let_next_kernel_start();
   const int self = threadIdx.x;
-  const uint64_t flag = stage->flag, started = nanoseconds();
+  const uint64_t started = nanoseconds();
+  uint64_t flag = stage->flag;
   uint32_t status = stage->status;
+  bool reported = false;
   for (uint32_t spin = 0; status == 0; ++spin) {
-    bool answered = true;
+    int missing = kMaxServiceRanks;
     for (int rank = self; rank < stage->num_links; rank += 32) {
-      answered &= load_acquire_sys(stage->links[rank].combine_flag) == flag;
+      if (load_acquire_sys(stage->links[rank].combine_flag) != flag) missing = min(missing, rank);
     }
-    if (__all_sync(0xffffffffu, answered)) break;
-    if ((spin & 63) == 63) {
+    missing = __reduce_min_sync(0xffffffffu, missing);
+    if (missing == kMaxServiceRanks) break;
+    if ((spin & 63) != 63) continue;
+    uint32_t word = kRun;
+    uint64_t waited = 0;
+    if (self == 0) {
+      word = load_volatile(control);
+      waited = nanoseconds() - started;
+    }
+    word = __shfl_sync(0xffffffffu, word, 0);
+    waited = __shfl_sync(0xffffffffu, waited, 0);
+    // Nothing of this process may be taken for a result any more: every later call of CUDA fails.
+    if (word == kTrap) __trap();
+    if (word == kStop) status = 1;
+    if (stage->timeout_ns && waited > stage->timeout_ns) status = 2;
+    adopt_offer(stage);
+    flag = *reinterpret_cast<const volatile uint64_t*>(&stage->flag);
+    if (waited > kLongWaitNs) {
+      reported = true;
       if (self == 0) {
-        if (load_volatile(stop)) status = 1;
-        if (stage->timeout_ns && nanoseconds() - started > stage->timeout_ns) status = 2;
+        report->link = missing;
+        *reinterpret_cast<volatile uint64_t*>(&report->flag) = flag;
       }
-      status = __shfl_sync(0xffffffffu, status, 0);
     }
   }
+  if (self == 0 && reported) *reinterpret_cast<volatile uint64_t*>(&report->flag) = 0;
   if (self == 0 && status) stage->status = status;
   let_next_kernel_start();
 }
@@ -54,8 +139,9 @@ __global__ void __launch_bounds__(kThreads) sum_partials(AttentionStage* stage, 
 
 }  // namespace
 
-cudaError_t launch_wait_replies(cudaStream_t stream, AttentionStage* stage, const uint32_t* stop, bool early) {
-  wait_replies<<<1, 32, 0, stream>>>(stage, stop, early);
+cudaError_t launch_wait_replies(cudaStream_t stream, AttentionStage* stage, const uint32_t* control, WaitReport* report,
+                                bool early) {
+  wait_replies<<<1, 32, 0, stream>>>(stage, control, report, early);
   return cudaGetLastError();
 }
 

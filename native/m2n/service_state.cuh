@@ -24,21 +24,38 @@ struct Lane {
   __nv_bfloat16* combine_partial;
   int32_t capacity;
   int32_t fault;  // 1: a layer or a number of rows out of bounds came
+  int32_t layer;  // of the post taken last
+  int32_t unused;
 };
 
-// The item in flight; rows = 0 and lane = -1 when a wait ended without one.
-struct Item {
+// One post of an item: rows first ... first + rows - 1 of it. Sorted rows are known as part << kPartShift | its row.
+constexpr int kMaxParts = 8;
+constexpr int kPartShift = 27;
+
+struct Part {
   int32_t lane;
+  int32_t first;
+  int32_t rows;
+  int32_t unused;
+  const int32_t* ids;
+  const float* weights;
+  const __nv_bfloat16* hidden;
+  __nv_bfloat16* out;
+  uint64_t* out_flag;
+  uint64_t flag;
+};
+
+// The item in flight: a post, or several ready ones of one layer; no parts when a wait ended without one.
+struct Item {
+  int32_t parts;
   int32_t rows;
   int32_t layer;
   int32_t tiles;       // entries of the tile list
   int32_t weight_row;  // row of the layer's first expert in w13 and w2
   int32_t pairs;       // rows with an expert, counted once for each expert
-  const __nv_bfloat16* hidden;
-  const float* weights;
-  __nv_bfloat16* out;
-  uint64_t* out_flag;
-  uint64_t flag;
+  uint64_t taken_ns;
+  uint64_t computed_ns;
+  Part part[kMaxParts];
 };
 
 // Rows first_row ... first_row + rows - 1 of the sorted order belong to one expert.
@@ -58,6 +75,10 @@ struct ServiceCounters {
   uint64_t pairs;
   uint64_t experts_hit;
   uint64_t faults;
+  uint64_t items;
+  uint64_t wait_ns;     // of waits that ended with an item
+  uint64_t compute_ns;  // from taking an item to its experts' results
+  uint64_t send_ns;     // from there to the flags
 };
 
 struct ServiceState {

@@ -14,24 +14,48 @@ constexpr int kBlocks = 8;  // one cluster
 constexpr int kKept = 8;    // pairs of a thread that stay in registers
 constexpr int kLanesPerThread = kMaxLanes / 32;
 
-// First warp: index of a lane with a new post, or -1 after wait_us, or when *stop is set.
-__device__ int wait_for_post(ServiceState* state, const uint32_t* stop, uint32_t wait_us) {
-  const int self = threadIdx.x;
-  const int num_lanes = state->num_lanes, start = state->next_lane;
+constexpr uint64_t kSiblingNs = 8000;
+constexpr uint64_t kSequence = (uint64_t{1} << 40) - 1;
+
+// What the first reads after a flag need, kept in shared memory while waiting.
+struct LaneHead {
+  const int32_t* head;
+  const int32_t* ids;
+  int32_t capacity;
+};
+
+// Posts that go into one item, as far as the sort needs them.
+struct Picked {
+  int parts, layer, rows;
+  int lane[kMaxParts], first[kMaxParts + 1];
+  const int32_t* ids[kMaxParts];
+};
+
+// First warp: which lanes have a post. Each thread watches every 32nd.
+struct Watch {
   uint64_t expected[kLanesPerThread];
   const uint64_t* flag[kLanesPerThread];
+
+  __device__ Watch(const ServiceState* state, int num_lanes) {
 #pragma unroll
-  for (int i = 0; i < kLanesPerThread; ++i) {
-    const int lane = self + 32 * i;
-    expected[i] = lane < num_lanes ? state->lanes[lane].expected : 0;
-    flag[i] = expected[i] ? state->lanes[lane].dispatch_flag : nullptr;
+    for (int i = 0; i < kLanesPerThread; ++i) {
+      const int lane = threadIdx.x + 32 * i;
+      expected[i] = lane < num_lanes ? state->lanes[lane].expected : 0;
+      flag[i] = expected[i] ? state->lanes[lane].dispatch_flag : nullptr;
+    }
   }
+  __device__ bool ready(int i) const { return flag[i] && load_acquire_sys(flag[i]) == expected[i]; }
+};
+
+// First warp: index of a lane with a new post, or -1 after wait_us, or when *stop is set.
+__device__ int wait_for_post(const Watch& watch, int start, int num_lanes, const uint32_t* stop, uint32_t wait_us) {
+  const int self = threadIdx.x;
   const uint64_t deadline = nanoseconds() + uint64_t{wait_us} * 1000;
   for (uint32_t spin = 0;; ++spin) {
     int best = 1 << 30;  // distance from the lane whose turn it is
 #pragma unroll
     for (int i = 0; i < kLanesPerThread; ++i) {
-      if (flag[i] && load_acquire_sys(flag[i]) == expected[i]) {
+      if (watch.ready(i)) {
         const int lane = self + 32 * i;
         best = min(best, lane >= start ? lane - start : lane - start + num_lanes);
       }
@@ -45,42 +69,92 @@ __device__ int wait_for_post(ServiceState* state, const uint32_t* stop, uint32_t
   }
 }
 
-// What the first reads after a flag need, kept in shared memory while waiting.
-struct LaneHead {
-  const int32_t* head;
-  const int32_t* ids;
-  int32_t capacity;
-};
-
-// One thread: the post of lane `index` as the item. All that came from the peer is bounded here.
-__device__ void take(ServiceState* state, int index, int layer, int rows, const ServiceShape& shape,
-                     const Workspace& work, ServiceCounters* report) {
-  ServiceCounters& counters = state->counters;
-  Item item = {};
-  item.lane = -1;
-  if (index >= 0) {
-    Lane& lane = state->lanes[index];
-    state->next_lane = index + 1 == state->num_lanes ? 0 : index + 1;
-    if (layer < 0 || layer >= shape.num_layers || rows < 0 || rows > lane.capacity || rows > shape.item_rows) {
-      lane.expected = 0;
-      lane.fault = 1;
-      report->faults = ++counters.faults;
-    } else {
-      item.lane = index;
-      item.rows = rows;
-      item.layer = layer;
-      item.weight_row = work.base[layer];
-      item.hidden = lane.dispatch_hidden;
-      item.weights = lane.dispatch_weights;
-      item.out = lane.combine_partial;
-      item.out_flag = lane.combine_flag;
-      item.flag = lane.expected;
-      // Posted stores: reading over PCIe here would cost a microsecond.
-      report->taken = ++counters.taken;
+// First warp: ready posts of the same layer join the one of lane `first`. Lanes that have kept step with it (as many
+// posts, the last of the same layer: ranks of one instance) are waited for, for as long as their posts lie apart.
+__device__ void join(ServiceState* state, const Watch& watch, const LaneHead* heads, int first, int num_lanes,
+                     const ServiceShape& shape, Picked* picked) {
+  const int self = threadIdx.x;
+  const LaneHead head = heads[first];
+  const int layer = *reinterpret_cast<const volatile int32_t*>(head.head);
+  int total = *reinterpret_cast<const volatile int32_t*>(head.head + 1);
+  const uint64_t sequence = state->lanes[first].expected & kSequence;
+  const int last_layer = state->lanes[first].layer;
+  const uint64_t deadline = nanoseconds() + kSiblingNs;
+  bool sibling[kLanesPerThread];
+#pragma unroll
+  for (int i = 0; i < kLanesPerThread; ++i) {
+    const int lane = self + 32 * i;
+    sibling[i] = watch.flag[i] && lane != first && (watch.expected[i] & kSequence) == sequence &&
+                 state->lanes[lane].layer == last_layer;
+  }
+  bool late = true;
+  while (late && nanoseconds() < deadline) {
+    late = false;
+#pragma unroll
+    for (int i = 0; i < kLanesPerThread; ++i) late |= sibling[i] && !watch.ready(i);
+    late = __any_sync(0xffffffffu, late);
+  }
+  __syncwarp();
+  int parts = 1;
+  if (self == 0) picked->first[1] = total;
+#pragma unroll
+  for (int i = 0; i < kLanesPerThread; ++i) {
+    const int lane = self + 32 * i;
+    bool joins = lane != first && watch.ready(i);
+    int rows = 0;
+    if (joins) {
+      rows = *reinterpret_cast<const volatile int32_t*>(heads[lane].head + 1);
+      joins = *reinterpret_cast<const volatile int32_t*>(heads[lane].head) == layer && rows >= 0 &&
+              rows <= heads[lane].capacity;
+    }
+    for (uint32_t all = __ballot_sync(0xffffffffu, joins); all && parts < kMaxParts; all &= all - 1) {
+      const int who = __ffs(all) - 1, theirs = __shfl_sync(0xffffffffu, rows, who);
+      if (total + theirs > shape.item_rows) continue;
+      if (self == who) {
+        picked->lane[parts] = lane;
+        picked->ids[parts] = heads[lane].ids;
+        picked->first[parts + 1] = total + theirs;
+      }
+      total += theirs;
+      ++parts;
     }
   }
+  if (self == 0) picked->parts = parts;
+  __syncwarp();
+}
+
+// One thread: the posts picked as the item. All that came from the peers was bounded before.
+__device__ void take(ServiceState* state, const Picked& picked, const Workspace& work, uint64_t started,
+                     ServiceCounters* report) {
+  ServiceCounters& counters = state->counters;
+  Item& item = state->item;
+  item.parts = picked.parts;
+  item.rows = picked.rows;
+  item.layer = picked.layer;
+  item.tiles = item.pairs = 0;
   report->waits = ++counters.waits;
-  state->item = item;
+  if (picked.parts == 0) return;
+  item.weight_row = work.base[picked.layer];
+  for (int i = 0; i < picked.parts; ++i) {
+    Lane& lane = state->lanes[picked.lane[i]];
+    Part part = {};
+    part.lane = picked.lane[i];
+    part.first = picked.first[i];
+    part.rows = picked.first[i + 1] - picked.first[i];
+    part.ids = lane.dispatch_ids;
+    part.weights = lane.dispatch_weights;
+    part.hidden = lane.dispatch_hidden;
+    part.out = lane.combine_partial;
+    part.out_flag = lane.combine_flag;
+    part.flag = lane.expected;
+    lane.layer = picked.layer;
+    item.part[i] = part;
+  }
+  item.taken_ns = nanoseconds();
+  // Posted stores: reading over PCIe here would cost a microsecond.
+  report->taken = counters.taken += picked.parts;
+  report->items = ++counters.items;
+  report->wait_ns = counters.wait_ns += item.taken_ns - started;
 }
 
 // Rows and tiles of an expert, or of several.
@@ -118,7 +192,31 @@ struct Sorter {
   int cursor[kMaxExperts];  // next place of each expert for this block
   Extent warp_sums[32];
   LaneHead heads[kMaxLanes];
-  int picked;
+  Picked picked;
+};
+
+// Pair p of the item: the (row, k) it is, and the expert id that the peer wrote for it.
+struct Pairs {
+  const Picked& picked;
+  const int32_t* first_ids;
+  int top_k;
+
+  __device__ int part(int row) const {
+    int i = 0;
+    while (i + 1 < picked.parts && row >= picked.first[i + 1]) ++i;
+    return i;
+  }
+  __device__ int id(int p) const {
+    if (picked.parts == 1) return first_ids[p];
+    const int i = part(p / top_k);
+    return picked.ids[i][p - picked.first[i] * top_k];
+  }
+  __device__ int token(int p) const {
+    const int row = p / top_k;
+    if (picked.parts == 1) return row;
+    const int i = part(row);
+    return i << kPartShift | (row - picked.first[i]);
+  }
 };
 
 __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
@@ -127,57 +225,93 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   __shared__ Sorter sorter;
   const cg::cluster_group cluster = cg::this_cluster();
   const int self = threadIdx.x, block = cluster.block_rank();
+  Picked& picked = sorter.picked;
   sorter.count[self] = 0;
-  int picked = -1, layer = 0, sent = 0, rows = 0, early = -1;
-  const int32_t* ids = nullptr;
+  int early = -1;
   if (block == 0) {
+    const uint64_t started = nanoseconds();
+    const int num_lanes = state->num_lanes, start = state->next_lane;
     if (self < kMaxLanes) {
       const Lane& lane = state->lanes[self];
       sorter.heads[self] = {lane.dispatch_head, lane.dispatch_ids, lane.capacity};
     }
+    if (self == 0) picked.parts = 1;
+    __syncthreads();
     if (self < 32) {
-      const int index = wait_for_post(state, stop, shape.wait_us);
-      if (self == 0) sorter.picked = index;
+      const Watch watch(state, num_lanes);
+      const int index = wait_for_post(watch, start, num_lanes, stop, shape.wait_us);
+      if (self == 0) {
+        picked.lane[0] = index;
+        picked.first[0] = 0;
+        if (index >= 0) picked.ids[0] = sorter.heads[index].ids;
+      }
+      __syncwarp();
+      if (index >= 0 && num_lanes > 1) join(state, watch, sorter.heads, index, num_lanes, shape, &picked);
     }
     __syncthreads();
-    picked = sorter.picked;
-    if (picked >= 0) {
-      const LaneHead head = sorter.heads[picked];
-      ids = head.ids;
+    const int index = picked.lane[0];
+    int layer = 0, sent = 0;
+    bool fits = false;
+    if (index >= 0) {
+      const LaneHead head = sorter.heads[index];
       // Together with the head, before the number of rows is known: one latency instead of two.
-      if (self < head.capacity * shape.top_k) early = ids[self];
+      if (self < head.capacity * shape.top_k) early = head.ids[self];
       layer = *reinterpret_cast<const volatile int32_t*>(head.head);
       sent = *reinterpret_cast<const volatile int32_t*>(head.head + 1);
-      const bool fits = layer >= 0 && layer < shape.num_layers && sent >= 0 && sent <= head.capacity;
-      rows = fits && sent <= shape.item_rows ? sent : 0;
+      fits = layer >= 0 && layer < shape.num_layers && sent >= 0 && sent <= head.capacity && sent <= shape.item_rows;
+      // A peer that changes its head after the flag gains nothing: rows were fixed when others joined.
+      if (picked.parts > 1) fits = fits && sent == picked.first[1];
     }
-    if (self == 0) take(state, picked, layer, sent, shape, work, report);
+    __syncthreads();
+    if (self == 0) {
+      if (index >= 0) {
+        state->next_lane = index + 1 == num_lanes ? 0 : index + 1;
+        if (!fits) {
+          state->lanes[index].expected = 0;
+          state->lanes[index].fault = 1;
+          report->faults = ++state->counters.faults;
+        }
+      }
+      if (!fits) picked.parts = 0;
+      if (picked.parts == 1) picked.first[1] = sent;
+      picked.layer = layer;
+      picked.rows = picked.parts ? picked.first[picked.parts] : 0;
+      take(state, picked, work, started, report);
+    }
+    __syncthreads();
     cluster.barrier_arrive();
   } else {
     cluster.barrier_arrive();
     cluster.barrier_wait();
-    picked = state->item.lane;
-    rows = state->item.rows;
-    if (picked >= 0) {
-      ids = state->lanes[picked].dispatch_ids;
-      (void)load_acquire_sys(state->lanes[picked].dispatch_flag);
+    const Item& item = state->item;
+    if (self < item.parts) {
+      picked.ids[self] = item.part[self].ids;
+      picked.first[self] = item.part[self].first;
     }
+    if (self == 0) {
+      picked.parts = item.parts;
+      picked.rows = item.rows;
+      picked.first[item.parts] = item.rows;
+      for (int i = 0; i < item.parts; ++i) (void)load_acquire_sys(state->lanes[item.part[i].lane].dispatch_flag);
+    }
+    __syncthreads();
   }
   let_next_kernel_start();
-  const int pairs = picked < 0 ? 0 : rows * shape.top_k;
+  const int rows = picked.rows, pairs = rows * shape.top_k;
   const int blocks = pairs <= kKept * kThreads ? 1 : kBlocks;
   if (block >= blocks) return;
   if (pairs == 0) {
     cluster.barrier_wait();
     return;
   }
+  const Pairs all = {picked, picked.ids[0], shape.top_k};
   const int share = (pairs + blocks - 1) / blocks, end = min(pairs, (block + 1) * share);
   const int begin = block * share + self;
   int kept[kKept];  // of the first pairs; more than that are read a second time
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
     const int p = begin + i * kThreads;
-    kept[i] = p >= end ? -1 : i == 0 && block == 0 ? early : ids[p];
+    kept[i] = p >= end ? -1 : i == 0 && block == 0 && picked.parts == 1 ? early : all.id(p);
   }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
@@ -185,7 +319,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     if (kept[i] >= 0) atomicAdd(&sorter.count[kept[i]], 1);
   }
   for (int p = begin + kKept * kThreads; p < end; p += kThreads) {
-    const int id = ids[p];
+    const int id = all.id(p);
     if (id >= 0 && id < shape.num_experts) atomicAdd(&sorter.count[id], 1);
   }
   int count = 0, before = 0;  // of expert `self`: all blocks, the blocks before this one
@@ -224,7 +358,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         const int p = first + i * kThreads;
-        kept[i] = p < end ? ids[p] : -1;
+        kept[i] = p < end ? all.id(p) : -1;
         if (kept[i] >= shape.num_experts) kept[i] = -1;
       }
     }
@@ -234,7 +368,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
       const int place = kept[i] >= 0 ? atomicAdd(&sorter.cursor[kept[i]], 1) : -1;
       const bool fits = place >= 0 && place < num_pairs;
       if (p < end) work.place[p] = fits ? place : -1;
-      if (fits) work.sorted_token[place] = p / shape.top_k;
+      if (fits) work.sorted_token[place] = all.token(p);
     }
   }
   if (block == 0 && self == 0) {

@@ -32,7 +32,7 @@ def test_a_plain_vllm_of_a_tried_version_is_served() -> None:
         ({"enable_dbo": True}, "--enable-dbo"),
         ({"quantization": "fp8"}, "quantization fp8"),
         ({"draft": "mtp"}, "speculative method mtp with experts"),
-        ({"platform": "cuda"}, "vLLM on cuda"),
+        ({"platform": "xpu"}, "vLLM on xpu"),
         ({"num_attention_ranks": 3}, "afd.num_attention_ranks=3"),
     ],
 )
@@ -70,6 +70,14 @@ def test_a_vllm_that_was_never_tried_is_refused_by_name_and_the_override_lifts_i
     assert "0.32.0" in refusal.why
     assert "FFN_FAAS_ALLOW_UNTRIED_VLLM" in refusal.remedy
     assert engine_refusals(replace(untried, allow_untried_vllm=True)) == []
+
+
+def test_a_version_tried_on_one_platform_is_untried_on_another() -> None:
+    assert engine_refusals(replace(FINE, platform="cuda", vllm_version="0.23.0")) == []
+    (refusal,) = engine_refusals(replace(FINE, platform="cuda"))
+    assert "was never tried on cuda" in refusal.why
+    assert "0.23.0" in refusal.why
+    assert [refusal.feature for refusal in engine_refusals(replace(FINE, vllm_version="0.23.0"))] == ["vllm 0.23.0"]
 
 
 def test_every_refusal_is_shown_at_once() -> None:

@@ -8,12 +8,15 @@ import torch
 
 from ffn_faas.connectors import m2n_library
 from ffn_faas.errors import ModelRefused
+from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.dummy import DummyWeights
 from ffn_faas.experts.gpu_kernel import GpuExperts
 from ffn_faas.experts.gpu_layout import down_rows, gate_up_rows
 from ffn_faas.experts.loader import load_experts
 from ffn_faas.experts.spec import MoESpec
 from tests.data import TinyModel
+
+MODEL = TinyModel(hidden=128, inter=64, experts=8, layers=3)
 
 
 class HostMemory:
@@ -36,24 +39,56 @@ class HostMemory:
     def copy(self, target, source, nbytes):
         ctypes.memmove(target, source, nbytes)
 
-    def permute_rows(self, target, source, order, experts, rows, row_bytes):
-        order = (ctypes.c_int32 * rows).from_address(order)
-        for expert in range(experts):
-            for row in range(rows):
-                where = expert * rows * row_bytes
-                ctypes.memmove(target + where + row * row_bytes, source + where + order[row] * row_bytes, row_bytes)
+    def use_device(self, device):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def fill_rows(self, target, place, pool, pool_size, start, rows, width):
+        values = torch.frombuffer((ctypes.c_char * (2 * pool_size)).from_address(pool), dtype=torch.bfloat16)
+        for row in range(rows):
+            data = values[(start + row * width + torch.arange(width)) % pool_size].contiguous()
+            self.move(target, place, row, data.data_ptr(), 2 * width)
+
+    def uploader_create(self, nbytes, handle):
+        handle._obj.value = self.allocate(nbytes)
+
+    def uploader_buffer(self, handle, host):
+        host._obj.value = handle.value
+
+    def uploader_put(self, handle, target, place, rows, row_bytes):
+        for row in range(rows):
+            self.move(target, place, row, handle.value + row * row_bytes, row_bytes)
+
+    def uploader_finish(self, handle):
+        pass
+
+    def uploader_destroy(self, handle):
+        self.free(handle.value)
+
+    @staticmethod
+    def move(target, place, row, source, nbytes):
+        where = ctypes.c_int32.from_address(place + 4 * row).value
+        ctypes.memmove(target + where * nbytes, source, nbytes)
 
 
 @pytest.fixture
 def spec():
-    return MoESpec.from_config(TinyModel(hidden=128, inter=64, experts=8, layers=3).config())
+    return MoESpec.from_config(MODEL.config())
 
 
-def test_every_expert_of_every_layer_lies_at_layer_times_count_plus_local_id(spec, monkeypatch):
+@pytest.mark.parametrize("source", ["dummy", "checkpoint"])
+def test_every_expert_of_every_layer_lies_at_layer_times_count_plus_local_id(spec, source, monkeypatch, tmp_path):
     memory = HostMemory()
     monkeypatch.setattr(m2n_library, "load", lambda: memory)
     kernel, experts = GpuExperts(spec), range(3, 8)
-    load_experts(spec, None, experts, kernel, lambda done, total: None, seed=4)
+    checkpoint = None
+    if source == "checkpoint":
+        MODEL.write(tmp_path)
+        checkpoint = Checkpoint.open(tmp_path)
+    load_experts(spec, checkpoint, experts, kernel, lambda done, total: None, seed=4)
+    stored = MODEL.tensors()
     rows = spec.num_layers * len(experts)
     resident = {}
     for address, shape in ((kernel.w13, (rows, 128, 128)), (kernel.w2, (rows, 128, 64))):
@@ -62,8 +97,12 @@ def test_every_expert_of_every_layer_lies_at_layer_times_count_plus_local_id(spe
     for layer in range(spec.num_layers):
         for local, expert in enumerate(experts):
             wide, narrow = torch.empty(2, 64, 128).bfloat16(), torch.empty(128, 64).bfloat16()
+            names = "gate", "up", "down"
             for matrix, buffer in enumerate((wide[0], wide[1], narrow)):
-                dummy.fill(buffer, layer, expert, matrix)
+                if checkpoint is None:
+                    dummy.fill(buffer, layer, expert, matrix)
+                else:
+                    buffer.copy_(stored[f"model.layers.{layer}.mlp.experts.{expert}.{names[matrix]}_proj.weight"])
             row = layer * len(experts) + local
             assert torch.equal(resident[kernel.w13][row], wide.view(128, 128)[gate_up_rows(64)])
             assert torch.equal(resident[kernel.w2][row], narrow[down_rows(128)])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ffn_faas.afd_block import AfdBlock
-from ffn_faas.attention.compat import ranks
+from ffn_faas.attention.compat import fused_moe, ranks, routed_experts
 from ffn_faas.attention.refusals import (
     LOAD_FORMAT,
     EngineFacts,
-    LayerFacts,
     engine_refusals,
     layer_refusals,
     require_none,
@@ -33,29 +32,23 @@ log = logging.getLogger("vllm.ffn_faas")
 def register_with_vllm() -> None:
     """Register the load format, then the routed-experts layers. Idempotent.
 
-    A vLLM without that layer is one that was never tried: it stays stock, and the load format refuses it by name.
+    A vLLM without any layer of those is one that was never tried: it stays stock, and the load format refuses it.
     """
     from vllm.model_executor.model_loader import register_model_loader
 
+    hook: Any = routed_experts
     try:
-        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-
-        hooked = (RoutedExperts, *own_routed_experts())
+        try:
+            hooked = routed_experts.hooked()
+        except ImportError:
+            hook, hooked = fused_moe, fused_moe.hooked()
     except ImportError as error:
         log.warning("ffn_faas: vllm %s has no layer to hook (%s)", vllm_version(), error)
-        remote: tuple[type, ...] = ()
-    else:
-        remote = tuple(remote_routed_experts(base) for base in hooked)
-        for base, layer in zip(hooked, remote, strict=True):
-            base.register_oot(layer)
-    register_model_loader(LOAD_FORMAT)(model_loader(remote))
-
-
-def own_routed_experts() -> tuple[Any, ...]:
-    """Classes of models that derive from vLLM's routed-experts layer and are hooked by a line of their own."""
-    from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
-
-    return (GptOssRoutedExperts,)
+        hooked = ()
+    remote = tuple(hook.remote_layer(base) for base in hooked)
+    for base, layer in zip(hooked, remote, strict=True):
+        base.register_oot(layer)
+    register_model_loader(LOAD_FORMAT)(model_loader(remote, hook.layers_and_facts))
 
 
 def vllm_version() -> str:
@@ -101,56 +94,6 @@ def engine_facts(vllm_config: Any, block: AfdBlock) -> EngineFacts:
     )
 
 
-def layer_facts(runner: Any, remote: tuple[type, ...], *, biases_carried: bool = False) -> LayerFacts:
-    """Read one built layer; ``runner`` is vLLM's MoERunner, ``remote`` the classes of ours."""
-    from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
-
-    layer, config = runner.routed_experts, runner.moe_config
-    return LayerFacts(
-        name=layer.layer_name,
-        activation=config.activation.value,
-        has_bias=config.has_bias and not biases_carried,
-        activation_limits=any(
-            getattr(layer, name) is not None for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")
-        ),
-        apply_router_weight_on_input=layer.apply_router_weight_on_input and config.experts_per_token > 1,
-        skip_final_all_reduce=config.skip_final_all_reduce,
-        num_fused_shared_experts=layer.expert_map_manager.num_fused_shared_experts,
-        zero_experts=isinstance(runner.router, ZeroExpertRouter),
-        class_name="" if isinstance(layer, remote) else type(layer).__name__,
-    )
-
-
-def remote_routed_experts(base: Any) -> type:
-    """The class that stands in for vLLM's RoutedExperts: with an afd block it holds no weights."""
-    from vllm.config import get_current_vllm_config
-    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-
-    method = remote_method()
-
-    class RemoteRoutedExperts(base):
-        """RoutedExperts whose experts live on F. Without an afd block every method is vLLM's own."""
-
-        is_remote = False
-
-        def _get_quant_method(self, prefix: str, quant_config: QuantizationConfig | None, moe_config: Any) -> Any:
-            vllm_config = get_current_vllm_config()
-            block = afd_block(vllm_config)
-            if block is None:
-                return super()._get_quant_method(prefix, quant_config, moe_config)
-            require_none(engine_refusals(engine_facts(vllm_config, block)))
-            self.is_remote = True
-            return method(moe_config)
-
-        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
-            return () if self.is_remote else super().load_weights(weights)
-
-        def get_expert_weights(self) -> Iterable[torch.Tensor]:
-            return () if self.is_remote else super().get_expert_weights()
-
-    return RemoteRoutedExperts
-
-
 def remote_method() -> type:
     """The quantization method of a remote layer: allocates nothing, calls the two ops."""
     import torch
@@ -185,7 +128,8 @@ def remote_method() -> type:
         ) -> torch.Tensor:
             def run_shared_experts() -> None:
                 if shared_experts is not None:
-                    shared_experts(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
+                    call = shared_experts if callable(shared_experts) else shared_experts.apply
+                    call(shared_experts_input, SharedExpertsOrder.MK_INTERNAL_OVERLAPPED)
 
             if layer.apply_router_weight_on_input:
                 # As vLLM prepares its kernel's input for the one expert of each row.
@@ -195,15 +139,16 @@ def remote_method() -> type:
     return RemoteExpertsMethod
 
 
-def model_loader(remote: tuple[type, ...]) -> type:
+def model_loader(remote: tuple[type, ...], find_layers: Any) -> type:
     """The load format ``ffn_faas``: vLLM's default loader without the experts, and the session around it."""
     import dataclasses
 
-    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+    from vllm.platforms import current_platform
 
     from ffn_faas.attention import loader
+    from ffn_faas.attention.data_plane import for_platform
 
     class FfnFaasModelLoader(DefaultModelLoader):
         """Attaches to F before any weight is read, and returns once F is READY: memory is profiled after that."""
@@ -215,6 +160,7 @@ def model_loader(remote: tuple[type, ...]) -> type:
             self._attached: loader.Attached | None = None
             self._filter = loader.ExpertFilter(())
             self._layers: list[Any] = []
+            self._may_be_empty = False
 
         def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
             block = afd_block(vllm_config)
@@ -228,8 +174,10 @@ def model_loader(remote: tuple[type, ...]) -> type:
             described = loader.Model.read(model_config.model, model_config.revision, dtype, self._options.dummy)
             max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
             place = ranks.place(vllm_config)
-            attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens, place)
-            self._attached = loader.open_session(block, described, attach, log)
+            transport, make_plane = for_platform(str(current_platform.device_type))
+            attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens, place, transport)
+            self._attached = loader.open_session(block, described, attach, log, make_plane)
+            self._may_be_empty = vllm_config.parallel_config.pipeline_parallel_size > 1
             try:
                 model = super().load_model(vllm_config, model_config, prefix)
                 self._attached.finish(self._layers, self._filter)
@@ -240,14 +188,17 @@ def model_loader(remote: tuple[type, ...]) -> type:
 
         def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
             model = super().create_model(vllm_config, model_config, prefix)
+            self._check_layers(model)
+            return model
+
+        def _check_layers(self, model: torch.nn.Module) -> None:
+            """Once the model is built, before its weights are read: refuse what F cannot serve, name the layers."""
             if self._attached is None:
                 raise UsageError(f"load format {LOAD_FORMAT} builds models in load_model only")
             spec = self._attached.model.spec
-            runners = [module for module in model.modules() if isinstance(module, MoERunner)]
-            facts = [layer_facts(runner, remote, biases_carried=spec.has_bias) for runner in runners]
+            self._layers, facts = find_layers(model, remote, biases_carried=spec.has_bias)
             require_none([refusal for fact in facts for refusal in layer_refusals(fact)])
-            self._layers = [runner.routed_experts for runner in runners]
-            if not self._layers and vllm_config.parallel_config.pipeline_parallel_size == 1:
+            if not self._layers and not self._may_be_empty:
                 raise HandshakeRefused(f"{type(model).__name__} has no routed experts", remedy="run stock vLLM")
             for handle, layer in enumerate(self._layers):
                 layer.quant_method.handle = handle
@@ -256,7 +207,7 @@ def model_loader(remote: tuple[type, ...]) -> type:
                     spec,
                     layer.layer_name,
                     config.hidden_dim,
-                    config.intermediate_size,
+                    getattr(config, "intermediate_size", config.intermediate_size_per_partition * config.tp_size),
                     config.num_experts,
                     config.experts_per_token,
                     config.activation.value,
@@ -264,9 +215,10 @@ def model_loader(remote: tuple[type, ...]) -> type:
             names = loader.checkpoint_names((layer.layer_name for layer in self._layers), spec.layers)
             self._filter = loader.ExpertFilter(spec.tensor_prefixes)
             self._attached.session.declare_layers(names)
-            return model
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+            if not self._layers and not hasattr(DefaultModelLoader, "create_model"):
+                self._check_layers(model)
             if self._options.dummy:
                 DummyModelLoader(dataclasses.replace(self.load_config, load_format="dummy")).load_weights(
                     model, model_config
@@ -275,13 +227,13 @@ def model_loader(remote: tuple[type, ...]) -> type:
                 super().load_weights(model, model_config)
 
         def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-            _, files, _, _ = self._prepare_weights(
+            files = self._prepare_weights(
                 source.model_or_path,
                 source.subfolder,
                 source.revision,
                 source.fall_back_to_pt,
                 source.allow_patterns_overrides,
-            )
+            )[1]
             for name, tensor in self._filter.read(files):
                 yield source.prefix + name, tensor
 

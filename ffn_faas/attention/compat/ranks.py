@@ -60,8 +60,9 @@ def register_ops() -> None:
     library = torch.library.Library("ffn_faas", "FRAGMENT")
     library.define("gather_rows(Tensor rows, Tensor x) -> Tensor")
     library.define("mask_padding(Tensor ids, int part, int parts) -> Tensor")
-    library.impl("gather_rows", gather_rows, "CPU")
-    library.impl("mask_padding", mask_padding, "CPU")
+    for key in ("CPU", "CUDA"):
+        library.impl("gather_rows", gather_rows, key)
+        library.impl("mask_padding", mask_padding, key)
     for name in ("gather_rows", "mask_padding"):
         torch.library.register_fake(f"ffn_faas::{name}", _FAKES[name], lib=library)
     _libraries.append(library)
@@ -78,7 +79,8 @@ def mask_padding(ids: torch.Tensor, part: int, parts: int) -> torch.Tensor:
     """``ids`` [T, K] of part ``part`` of ``parts`` equal ones of the running batch (the last one filled up)."""
     from vllm.forward_context import get_forward_context, is_forward_context_available
 
-    is_padding = get_forward_context().is_padding if is_forward_context_available() else None
+    # vLLM 0.23 does not say which rows are padding.
+    is_padding = getattr(get_forward_context(), "is_padding", None) if is_forward_context_available() else None
     if is_padding is None or -(-is_padding.shape[0] // parts) != ids.shape[0]:
         return ids.clone()
     begin = part * ids.shape[0]

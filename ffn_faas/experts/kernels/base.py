@@ -11,6 +11,7 @@ from ffn_faas.experts.layouts import DOWN, GATE, UP
 if TYPE_CHECKING:
     import torch
 
+    from ffn_faas.experts.dummy import DummyWeights
     from ffn_faas.experts.spec import MoESpec
 
 __all__ = ["DOWN", "GATE", "UP", "ExpertKernel", "LayerKernel", "empty"]
@@ -51,6 +52,12 @@ class ExpertKernel(ABC):
     def finish_matrix(self, layer: int, expert: int, matrix: int, buffer: torch.Tensor) -> None:  # noqa: ARG002
         """``buffer``, from ``matrix_buffer`` in this thread, is filled."""
         return
+
+    def fill_dummy(self, layer: int, expert: int, local: int, matrix: int, dummy: DummyWeights) -> None:
+        """Fill a matrix of global ``expert``, here ``local``, with what ``dummy`` has for it."""
+        buffer = self.matrix_buffer(layer, local, matrix)
+        dummy.fill(buffer, layer, expert, matrix)
+        self.finish_matrix(layer, local, matrix, buffer)
 
     def finish_layer(self, layer: int) -> None:  # noqa: ARG002
         """All matrices of ``layer`` are finished."""
