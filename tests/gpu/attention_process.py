@@ -1,6 +1,7 @@
 """An Attention process without vLLM: attach over the socket, post for ever, check every result; one line a round.
 
-Arguments: model directory, address of F, GPU, instance, rows. Prints ``ok ROUND``, or what went wrong.
+Arguments: model directory, address of F, GPU, instance, rows; then ``graph`` to replay a captured graph of posts
+instead of launching them, and ``reattach_timeout_s``. Prints ``ok ROUND``, or what went wrong.
 """
 
 import logging
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import torch
 
-from ffn_faas.attention.session import AttentionSession, DataPlane
-from ffn_faas.connectors import m2n_library
+from ffn_faas.attention import device_ops
+from ffn_faas.attention.data_plane import device_memory
+from ffn_faas.attention.remote_experts import run_remote
+from ffn_faas.attention.session import AttentionSession, LossPolicy
 from ffn_faas.connectors.host_identity import host_identity
-from ffn_faas.connectors.m2n_client import M2nClient
 from ffn_faas.experts.dummy import DummyWeights
 from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.spec import MoESpec
@@ -20,21 +22,10 @@ from ffn_faas.protocol import PROTOCOL_VERSION
 from ffn_faas.protocol.messages import Attach
 
 
-def main(model, address, gpu, instance, rows):
-    spec = MoESpec.from_model_dir(Path(model))
-    library = m2n_library.load()
-    device = library.devices()[gpu]
-    torch.cuda.set_device(gpu)
-    made = {}
-
-    def make_client(geometry, grants):
-        made["client"] = M2nClient(library, device, geometry, grants[0].expert_counts, timeout_s=20.0)
-        return made["client"]
-
-    def fetch(offer, geometry, epoch, timeout):
-        return made["client"].fetch(offer, geometry, epoch, timeout)
-
-    plane = DataPlane(make_client, fetch, spec.hidden_size, spec.top_k, 2)
+def main(model, address, gpu, instance, rows, way="eager", reattach_timeout_s="0"):
+    spec, rows = MoESpec.from_model_dir(Path(model)), int(rows)
+    torch.cuda.set_device(int(gpu))
+    plane = device_memory(spec, int(gpu), lethal=True)
     attach = Attach(
         protocol_version=PROTOCOL_VERSION,
         software_version="test",
@@ -43,45 +34,64 @@ def main(model, address, gpu, instance, rows):
         attention_rank=0,
         num_attention_ranks=1,
         stages=1,
-        capacity=rows,
+        capacity=max(1, rows - rows // 3),
         transport="m2n",
         host=host_identity(),
         fingerprint=fingerprint(spec, None),
     )
-    session = AttentionSession(address, attach, plane, logging.getLogger("attention"))
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    policy = LossPolicy(float(reattach_timeout_s), 20.0)
+    session = AttentionSession(address, attach, plane, logging.getLogger("attention"), policy)
     session.attach(60.0)
     session.declare_layers(list(spec.layers))
     session.wait_ready(60.0)
-    post_for_ever(spec, made["client"], rows)
+    device_ops.bind(session.client)
+    post_for_ever(spec, rows, captured=way == "graph")
 
 
-def post_for_ever(spec, client, rows):
+def post_for_ever(spec, rows, *, captured):
     wide, narrow = dummy_weights(spec)
-    stream = torch.cuda.Stream()
     generator = torch.Generator(device="cuda").manual_seed(1)
+    x = torch.empty(rows, spec.hidden_size, device="cuda", dtype=torch.bfloat16)
+    logits = torch.empty(rows, spec.num_experts, device="cuda")
+
+    def layers():
+        weights, ids = torch.softmax(logits, -1).topk(spec.top_k, -1)
+        ids = ids.int()
+        outs = [run_remote(torch.ops.ffn_faas, layer, x, weights, ids, None) for layer in range(spec.num_layers)]
+        return weights, ids, outs
+
+    draw(x, logits, generator)
+    graph = torch.cuda.CUDAGraph()
+    results = layers()
+    if captured:
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            results = layers()
     turn = 0
     while True:
-        layer = turn % spec.num_layers
-        x = torch.randn(rows, spec.hidden_size, device="cuda", generator=generator).bfloat16()
-        logits = torch.randn(rows, spec.num_experts, device="cuda", generator=generator)
-        weights, ids = torch.softmax(logits, -1).topk(spec.top_k, -1)
-        ids, weights, out = ids.int(), weights.contiguous(), torch.full_like(x, float("nan"))
-        torch.cuda.synchronize()
-        where = x.data_ptr(), ids.data_ptr(), weights.data_ptr()
-        client.attention.dispatch(0, client.layers[layer], *where, rows, stream.cuda_stream)
-        client.attention.receive(0, out.data_ptr(), rows, stream.cuda_stream)
-        stream.synchronize()
-        if client.attention.status(0) != "fine":
-            sys.exit(f"wait {client.attention.status(0)}: {client.reason}")
-        gate, up = torch.einsum("th,eih->tei", x.double(), wide[layer]).chunk(2, -1)
-        every = torch.einsum("tei,ehi->teh", torch.nn.functional.silu(gate) * up, narrow[layer])
+        draw(x, logits, generator)
+        if captured:
+            graph.replay()
+        else:
+            results = layers()
+        weights, ids, outs = results
         scales = torch.zeros(rows, spec.num_experts, dtype=torch.float64, device="cuda")
-        expected = torch.einsum("teh,te->th", every, scales.scatter_(1, ids.long(), weights.double()))
-        gap = float((out.double() - expected).norm() / expected.norm())
-        if not gap < 4e-3:
-            sys.exit(f"round {turn}: error {gap}")
+        scales.scatter_(1, ids.long(), weights.double())
+        for layer, out in enumerate(outs):
+            gate, up = torch.einsum("th,eih->tei", x.double(), wide[layer]).chunk(2, -1)
+            every = torch.einsum("tei,ehi->teh", torch.nn.functional.silu(gate) * up, narrow[layer])
+            expected = torch.einsum("teh,te->th", every, scales)
+            gap = float((out.double() - expected).norm() / expected.norm())
+            if not gap < 4e-3:
+                sys.exit(f"round {turn}: layer {layer}: error {gap}")
         print(f"ok {turn}", flush=True)
         turn += 1
+
+
+def draw(x, logits, generator):
+    x.normal_(generator=generator)
+    logits.normal_(generator=generator)
 
 
 def dummy_weights(spec):
@@ -99,4 +109,4 @@ def dummy_weights(spec):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(*sys.argv[1:])

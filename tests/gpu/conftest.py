@@ -1,4 +1,4 @@
-"""GPU tests: one documented command, ``python -m pytest -m gpu tests/gpu``, on a machine with Hopper GPUs."""
+"""GPU tests: one documented command, ``python -m tests.gpu``, on a machine with Hopper GPUs."""
 
 import pytest
 
@@ -23,7 +23,7 @@ DEVICES = _devices()
 def pytest_collection_modifyitems(items):
     """Without a Hopper GPU, or without the compiled part, these are skipped by name."""
     for item in items:
-        if "tests/gpu" in str(item.path) and not any(device.capability[0] == 9 for device in DEVICES):
+        if item.get_closest_marker("gpu") and not any(device.capability[0] == 9 for device in DEVICES):
             item.add_marker(pytest.mark.skip(reason="no Hopper GPU, or built without nvcc"))
 
 

@@ -1,0 +1,69 @@
+"""The GPU suite in one command: ``python -m tests.gpu [--report gpu-report.json] [pytest options]``.
+
+Writes one report: machine, versions, every test with its outcome, seconds and recorded figures. Reads no pytest
+configuration, so that it runs where only torch, pytest and the daemon's own needs are installed.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+class Report:
+    """Collects what each test did."""
+
+    def __init__(self):
+        self.tests = {}
+
+    def pytest_configure(self, config):
+        config.addinivalue_line("markers", "gpu: needs NVIDIA Hopper GPUs and the compiled GPU backend")
+        config.addinivalue_line("markers", "timeout: a plugin's, where it is installed")
+
+    def pytest_runtest_logreport(self, report):
+        seen = self.tests.setdefault(report.nodeid, {"outcome": report.outcome, "seconds": 0.0})
+        seen["seconds"] = round(seen["seconds"] + report.duration, 2)
+        if report.outcome != "passed" or report.when == "call":
+            seen["outcome"] = report.outcome
+        if report.user_properties:
+            seen["figures"] = dict(report.user_properties)
+        if report.failed:
+            seen["failure"] = str(report.longrepr)[-4000:]
+        elif report.skipped:
+            seen["reason"] = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+
+
+def machine():
+    import torch
+
+    from tests.gpu.conftest import DEVICES
+
+    return {
+        "devices": [device.name for device in DEVICES],
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+
+
+def main(arguments):
+    target = Path("gpu-report.json")
+    if "--report" in arguments:
+        at = arguments.index("--report")
+        target = Path(arguments[at + 1])
+        arguments = arguments[:at] + arguments[at + 2 :]
+    root = Path(__file__).parents[2]
+    report = Report()
+    options = ["-c", os.devnull, "--rootdir", str(root), "-p", "no:cacheprovider", "-m", "gpu", "-ra"]
+    code = pytest.main([*options, str(root / "tests" / "gpu"), *arguments], plugins=[report])
+    target.write_text(json.dumps({"machine": machine(), "exit": int(code), "tests": report.tests}, indent=1))
+    print(f"report: {target.resolve()}")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,311 @@
+"""Stock vLLM on GPU 0 with its experts on GPU 1: log-probabilities beside two stock runs with different kernels."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from tests.gpu.conftest import DEVICES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM"),
+    pytest.mark.timeout(560),
+]
+PORT = 8321
+VOCABULARY = 32_000
+TOKENS = {"prompts": 6, "length": 96, "count": 48, "vocabulary": VOCABULARY}
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+"""Qwen3-30B-A3B but for vocabulary and number of layers."""
+
+
+def make_checkpoint(directory, layers=4, vocabulary=VOCABULARY):
+    from safetensors.torch import save_file
+
+    config = CONFIG | {"num_hidden_layers": layers, "vocab_size": vocabulary}
+    generator = torch.Generator(device="cuda").manual_seed(5)
+
+    def draw(*shape):
+        values = torch.randn(shape, generator=generator, device="cuda").mul_(shape[-1] ** -0.5)
+        return values.bfloat16().cpu()
+
+    index, total = {}, 0
+
+    def write(name, tensors):
+        nonlocal total
+        save_file(tensors, directory / name)
+        index.update(dict.fromkeys(tensors, name))
+        total += sum(tensor.nbytes for tensor in tensors.values())
+
+    hidden, inter = 2048, 768
+    ends = {"model.embed_tokens.weight": draw(vocabulary, hidden), "lm_head.weight": draw(vocabulary, hidden)}
+    ends["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    write("ends.safetensors", ends)
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        tensors = {
+            f"{prefix}.{name}.weight": torch.ones(width, dtype=torch.bfloat16)
+            for name, width in (
+                ("input_layernorm", hidden),
+                ("post_attention_layernorm", hidden),
+                ("self_attn.q_norm", 128),
+                ("self_attn.k_norm", 128),
+            )
+        }
+        for name, rows, width in (
+            ("self_attn.q_proj", 4096, hidden),
+            ("self_attn.k_proj", 512, hidden),
+            ("self_attn.v_proj", 512, hidden),
+            ("self_attn.o_proj", hidden, 4096),
+            ("mlp.gate", 128, hidden),
+        ):
+            tensors[f"{prefix}.{name}.weight"] = draw(rows, width)
+        for expert in range(128):
+            for name, rows, width in (
+                ("gate_proj", inter, hidden),
+                ("up_proj", inter, hidden),
+                ("down_proj", hidden, inter),
+            ):
+                tensors[f"{prefix}.mlp.experts.{expert}.{name}.weight"] = draw(rows, width)
+        write(f"layer-{layer}.safetensors", tensors)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    )
+
+
+def start_vllm(folder, name, gpus=None, **task):
+    """A vLLM process; its output goes to ``folder``/name.log."""
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps(task | {"out": str(folder / f"{name}.out.json")}))
+    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+    with (folder / f"{name}.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", "tests.gpu.vllm_process", str(file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | visible | {"VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1"},
+            start_new_session=True,
+        )
+
+
+def finish(folder, name, process):
+    code = process.wait(timeout=500)
+    assert code == 0, (folder / f"{name}.log").read_text()[-6000:]
+    return json.loads((folder / f"{name}.out.json").read_text())
+
+
+class F:
+    """The daemon on GPU 1."""
+
+    def __init__(self, model, log, *flags):
+        self.command = [sys.executable, "-u", "-m", "ffn_faas", "serve", str(model), "--backend", "gpu-deepep-m2n"]
+        self.command += ["--device-ids", "1", "--port", str(PORT), "--max-num-batched-tokens", "4096", *flags]
+        self.log = log
+        self.ready_s = 0.0
+        self.process = None
+
+    def start(self):
+        began = time.monotonic()
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
+        while not self.is_ready():
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < began + 200
+            time.sleep(0.05)
+        self.ready_s = time.monotonic() - began
+        return self
+
+    def is_ready(self):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def metrics(self):
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=5) as answer:
+            return answer.read().decode()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(timeout=30) == 0, self.log.read_text()[-4000:]
+
+
+def gap(one, other):
+    """Largest and root-mean-square distance of log-probabilities: of prompts, and of tokens up to where they part."""
+    prompts = [
+        a - b
+        for x, y in zip(one, other, strict=True)
+        for a, b in zip(x["prompt_logprobs"], y["prompt_logprobs"], strict=True)
+    ]
+    answers, parted = [], 0
+    for x, y in zip(one, other, strict=True):
+        for a, b, p, q in zip(x["tokens"], y["tokens"], x["logprobs"], y["logprobs"], strict=True):
+            answers.append(p - q)
+            if a != b:
+                parted += 1
+                break
+
+    def rms(values):
+        return (sum(value * value for value in values) / len(values)) ** 0.5
+
+    return {
+        "prompt_rms": rms(prompts),
+        "prompt_max": max(map(abs, prompts)),
+        "token_rms": rms(answers),
+        "token_max": max(map(abs, answers)),
+        "parted": parted,
+    }
+
+
+def llm(model, **more):
+    return {
+        "model": str(model),
+        "max_model_len": 4096,
+        "max_num_seqs": 64,
+        "gpu_memory_utilization": 0.3,
+        "dtype": "bfloat16",
+        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 64]},
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    make_checkpoint(directory)
+    return directory
+
+
+def test_remote_experts_differ_from_stock_no_more_than_stock_kernels_do(model, tmp_path, record_property):
+    afd = {"port": PORT, "connector_extra_config": {"reattach_timeout_s": 100}}
+    stock = {
+        "stock": start_vllm(tmp_path, "stock", "0", llm=llm(model), tokens=TOKENS),
+        "stock-eager": start_vllm(tmp_path, "stock-eager", "1", llm=llm(model, enforce_eager=True), tokens=TOKENS),
+    }
+    stock = {name: finish(tmp_path, name, process)["tokens"] for name, process in stock.items()}
+    f = F(model, tmp_path / "f.log").start()
+    remote = {}
+    for name, options in (("graphs", {}), ("eager", {"enforce_eager": True})):
+        process = start_vllm(tmp_path, name, llm=llm(model, **options), afd=afd, tokens=TOKENS)
+        remote[name] = finish(tmp_path, name, process)["tokens"]
+    metrics = f.metrics()
+    f.stop()
+    between_stock = gap(stock["stock"], stock["stock-eager"])
+    found = {"stock to stock-eager": between_stock}
+    for name, run in remote.items():
+        found |= {f"{name} to {other}": gap(run, stock[other]) for other in stock}
+    print(json.dumps(found, indent=1))
+    print(metrics)
+    record_property("gaps", json.dumps(found))
+    for name in remote:
+        nearest = min((found[f"{name} to {other}"] for other in stock), key=lambda gaps: gaps["prompt_rms"])
+        assert nearest["prompt_rms"] <= 1.1 * between_stock["prompt_rms"], found
+        assert nearest["token_rms"] <= 1.5 * between_stock["token_rms"], found
+
+
+def wait_for_line(log, text, count=1, timeout_s=200.0):
+    deadline = time.monotonic() + timeout_s
+    while log.read_text().count(text) < count:
+        assert time.monotonic() < deadline, log.read_text()[-4000:]
+        time.sleep(0.01)
+
+
+def test_f_killed_under_vllm_changes_no_token_and_vllm_killed_leaves_f_serving_the_next(model, tmp_path):
+    """Greedy tokens twice in each process; F dies twice during the second time. Then vLLM dies while it generates."""
+    afd = {"port": PORT, "connector_extra_config": {"reattach_timeout_s": 100}}
+    asked = TOKENS | {"count": 300}
+    f = F(model, tmp_path / "f.log").start()
+    for name, options in (("graphs", {}), ("eager", {"enforce_eager": True})):
+        log, out = tmp_path / f"{name}.log", tmp_path / f"{name}.out.json"
+        process = start_vllm(
+            tmp_path, name, llm=llm(model, **options), afd=afd, tokens=asked, again=True, for_ever=True
+        )
+        try:
+            wait_for_line(log, "again")
+            for death in range(2):
+                wait_for_line(log, "prompt 0: ", 2)
+                wait_for_line(log, "prompt ", asked["prompts"] + 1 + 2 * death)
+                time.sleep(0.1)
+                f.kill()
+                f.start()
+            while not out.exists():
+                assert process.poll() is None, log.read_text()[-4000:]
+                time.sleep(0.05)
+            time.sleep(0.5)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        result = json.loads(out.read_text())
+        assert log.read_text().count("F is back after") == 2
+        assert [run["tokens"] for run in result["tokens"]] == [run["tokens"] for run in result["again"]]
+        assert f.is_ready()
+    f.stop()
+
+
+def test_time_of_an_output_token_beside_stock(tmp_path, record_property):
+    """Figures for docs/performance.md, not limits: the full shape with dummy weights, [batch, context]."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 48, "vocab_size": 151_936}))
+    full = {
+        "model": str(tmp_path),
+        "load_format": "dummy",
+        "max_model_len": 9216,
+        "max_num_seqs": 512,
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.9,
+        "dtype": "bfloat16",
+    }
+    sizes = [[128, 256], [256, 256], [512, 256], [64, 8192]]
+    f = F(tmp_path, tmp_path / "f.log", "--load-format", "dummy").start()
+    record_property("f_ready_s", round(f.ready_s, 1))
+    remote = start_vllm(tmp_path, "remote", llm=full, afd={"port": PORT}, tpot=sizes)
+    found = {"remote": finish(tmp_path, "remote", remote)["tpot_ms"]}
+    print(f.metrics())
+    f.stop()
+    alone = start_vllm(tmp_path, "alone", "0", llm=full, afd={"port": PORT}, alone=True, tpot=sizes)
+    stock = start_vllm(tmp_path, "stock", "1", llm=full, tpot=sizes)
+    for name, process in (("alone", alone), ("stock", stock)):
+        found[name] = finish(tmp_path, name, process)["tpot_ms"]
+    both = full | {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    found["stock-tp2"] = finish(tmp_path, "stock-tp2", start_vllm(tmp_path, "stock-tp2", llm=both, tpot=sizes))[
+        "tpot_ms"
+    ]
+    print(json.dumps(found, indent=1))
+    for name, times in found.items():
+        record_property(f"tpot_ms_{name}", json.dumps({size: round(value, 2) for size, value in times.items()}))
