@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -78,7 +79,9 @@ class Demos:
         log = self._work_dir / "demo.log"
         command = [sys.executable, "-m", "ffn_faas", "demo", "--work-dir", str(self._work_dir), *flags]
         with log.open("wb") as stderr:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=self._work_dir)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, cwd=self._work_dir, env=environment(*flags)
+            )
         try:
             yield Running(process, log)
             wait_until(lambda: process.poll() is not None, 60)
@@ -88,6 +91,11 @@ class Demos:
             assert _left_behind(shared_before) == set()
         finally:
             _kill_everything(process)
+
+
+def environment(*flags: str) -> dict[str, str]:
+    """An eager vLLM compiles nothing but the ranking of its log-probabilities, for 5 to 10 s a start: not here."""
+    return {**os.environ, **({"TORCHDYNAMO_DISABLE": "1"} if "--eager" in flags else {})}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:

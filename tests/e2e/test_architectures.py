@@ -18,6 +18,8 @@ from ffn_faas.demo.families import FAMILIES
 from ffn_faas.demo.ports import free_ports
 from ffn_faas.demo.report import LARGEST_ERROR_RATIO
 
+from .demo_process import environment
+
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 ROOT = Path(__file__).parents[2]
@@ -48,16 +50,17 @@ def f_world(model: Path, ranks: int, kernel: str = "vllm") -> Iterator[int]:
 class Worker:
     """A process of ``architecture_run``, started when it is first asked, and again after it died."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mode: str) -> None:
         self._directory = directory
+        self._mode = mode
         self._process: subprocess.Popen[str] | None = None
 
-    def compare(self, model: Path, port: int, mode: str) -> dict[str, Any]:
+    def compare(self, model: Path, port: int) -> dict[str, Any]:
         """Stock's and Attention's answers."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps({"model": str(model), "port": port, "mode": mode}) + "\n")
+        process.stdin.write(json.dumps({"model": str(model), "port": port, "mode": self._mode}) + "\n")
         process.stdin.flush()
         line = next((line for line in process.stdout if line.startswith("RESULT ")), None)
         assert line is not None, self._log.read_text(errors="replace")[-4000:]
@@ -67,8 +70,8 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
-            environment = {
-                **os.environ,
+            surroundings = {
+                **environment(f"--{self._mode}"),
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
@@ -80,7 +83,7 @@ class Worker:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "tests.e2e.architecture_run"],
                     cwd=ROOT,
-                    env=environment,
+                    env=surroundings,
                     text=True,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -90,7 +93,7 @@ class Worker:
 
     @property
     def _log(self) -> Path:
-        return self._directory / "vllm.log"
+        return self._directory / f"vllm-{self._mode}.log"
 
     def close(self) -> None:
         if self._process is not None:
@@ -104,10 +107,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def worker(models: Path) -> Iterator[Worker]:
-    made = Worker(models)
+def workers(models: Path) -> Iterator[dict[str, Worker]]:
+    made = {mode: Worker(models, mode) for mode in ("eager", "compiled")}
     yield made
-    made.close()
+    for worker in made.values():
+        worker.close()
 
 
 def checkpoint(models: Path, arch: str) -> Path:
@@ -118,10 +122,10 @@ def checkpoint(models: Path, arch: str) -> Path:
 @pytest.mark.parametrize(
     ("arch", "mode"), [*((arch, "eager") for arch in FAMILIES), *((arch, "compiled") for arch in COMPILED)]
 )
-def test_every_token_and_logprob_equals_stock(models: Path, worker: Worker, arch: str, mode: str) -> None:
+def test_every_token_and_logprob_equals_stock(models: Path, workers: dict[str, Worker], arch: str, mode: str) -> None:
     model = checkpoint(models, arch)
     with f_world(model, ranks=1) as port:
-        found = worker.compare(model, port, mode)
+        found = workers[mode].compare(model, port)
     stock, attention = found["stock"], found["attention"]
     assert [len(answer["tokens"]) for answer in stock["answers"]] == [48] * 6
     assert len({token for answer in stock["answers"] for token in answer["tokens"]}) >= 20
