@@ -1,0 +1,48 @@
+"""What contributors are told agrees with the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_files_that_the_contributing_page_names_exist():
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    links = [target.partition("#")[0] for target in re.findall(r"\]\((\.\./[^)]+)\)", text)]
+    assert links
+    for target in links:
+        assert (ROOT / ".github" / target).exists(), target
+    for path in re.findall(r"`((?:ffn_faas|docs|tests|\.ci)/[\w./]+?)/?`", text):
+        assert (ROOT / path).exists(), path
+    for command in (".ci/run", ".ci/lint"):
+        assert f"    {command}" in text
+        assert (ROOT / command).exists()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_issue_forms_have_what_github_asks_for(form):
+    content = yaml.safe_load(form.read_text())
+    if form.name == "config.yml":
+        assert content == {"blank_issues_enabled": True}
+        return
+    assert content["name"]
+    assert content["description"]
+    identifiers = [field["id"] for field in content["body"]]
+    assert len(identifiers) == len(set(identifiers))
+    for field in content["body"]:
+        assert field["type"] in ("textarea", "input", "checkboxes", "dropdown", "markdown")
+        assert field["attributes"]["label"]
+
+
+def test_pre_commit_runs_every_tool_of_the_lint_script():
+    lint = (ROOT / ".ci" / "lint").read_text()
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    for hook in hooks:
+        assert hook["entry"].split()[0] in lint
+    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "mypy", "clang-format"}
