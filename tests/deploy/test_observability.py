@@ -106,3 +106,9 @@ def test_phases_of_the_rules_are_phases_of_the_program():
     phases = {phase.value for phase in Phase}
     named = {value for _, query in QUERIES for value in re.findall(r'phase="(\w+)"', query)}
     assert named == {"failed"} <= phases
+
+
+def test_every_alert_stands_in_the_operations_page_with_its_severity():
+    page = (FOLDER.parents[1] / "docs" / "operations.md").read_text()
+    told = dict(re.findall(r"^\| `(Ffn\w+)` \|.*\| (\w+) \|$", page, re.MULTILINE))
+    assert told == {rule["alert"]: rule["labels"]["severity"] for rule in RULES}

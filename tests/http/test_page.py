@@ -221,9 +221,8 @@ def test_a_busy_f_is_shown_and_its_death_and_return(browser, tmp_path):
 
 
 def _read_the_heat_map(browser, tmp_path):
+    browser.wait("!document.getElementById('experts').hidden")
     browser.picture(tmp_path / "busy.png")
-    if browser.ask("document.getElementById('experts').hidden"):
-        return
     browser.ask("document.getElementById('heat').focus()")
     browser.press("ArrowRight")
     browser.press("ArrowDown")
