@@ -27,6 +27,7 @@ def pytest_configure() -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files stay whole, since their fixtures are costly; some share a worker; the longest come first."""
     for item in items:
