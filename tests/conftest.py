@@ -1,8 +1,9 @@
-"""How the suite is spread over two workers (``pytest -n 2 --dist loadgroup``), which also works without any."""
+"""How the suite is spread over two workers (``pytest -n 2``), which also works without any."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -27,13 +28,21 @@ def pytest_configure() -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files stay whole, since their fixtures are costly; some share a worker; the longest come first."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("one at a time" if file.startswith(ONE_AT_A_TIME) else file))
     items.sort(key=lambda item: _place(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files stay whole, since their fixtures are costly, and those that must not meet share a worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "one at a time" if nodeid.startswith(ONE_AT_A_TIME) else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
 
 
 def _place(nodeid: str) -> int:
