@@ -21,10 +21,14 @@ LONGEST_FIRST = (*ONE_AT_A_TIME, "tests/e2e/test_architectures", "tests/attentio
 
 
 def pytest_configure() -> None:
-    """vLLM binds its threads to the first core, in every process: each worker of the suite gives it another one."""
+    """vLLM binds its threads to the first core, in every process: each worker of the suite gives it another one.
+
+    And one thread: two that share a core wait for each other by spinning, in every operation.
+    """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     cores = sorted(os.sched_getaffinity(0))
     if worker and len(cores) > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
 
 
