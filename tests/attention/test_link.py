@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from ffn_faas.attention.link import FLink
+from ffn_faas.credentials import NOTHING
 from ffn_faas.errors import SessionLost
 
 from .fake_f import ATTACH, Peer, fake_f, granted
@@ -63,7 +64,7 @@ def test_a_connection_that_breaks_before_it_is_open_is_tried_again(how: Callable
     with breaking(how) as (address, seen):
         link = FLink(0, address, LOG)
         with pytest.raises(SessionLost, match=r"did not answer within 1\.2 s"):
-            link.attach(ATTACH, None, 1.2)
+            link.attach(ATTACH, NOTHING, 1.2)
     assert len(seen) >= 2
 
 
@@ -87,7 +88,7 @@ def test_a_reader_that_fails_still_tells_that_the_link_is_over() -> None:
     try:
         with fake_f(script) as addresses:
             link = FLink(0, addresses[0], LOG)
-            link.attach(ATTACH, None, 10)
+            link.attach(ATTACH, NOTHING, 10)
             link.read(on_message, on_close)
             assert ended.wait(10)
             link.close()
