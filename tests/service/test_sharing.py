@@ -9,7 +9,7 @@ import pytest
 from tests.service.gated_world import GatedWorld
 from tests.service.player import Player
 
-SHAPES = {"one rank, its batches in chunks": (1, 7), "two ranks": (2, 64), "three ranks, one row a chunk": (3, 1)}
+SHAPES = {"one-rank-in-chunks": (1, 7), "two-ranks": (2, 64), "three-ranks-of-one-row": (3, 1)}
 STEPS = 40
 
 
@@ -35,7 +35,7 @@ def test_two_and_more_instances_of_different_shape_share_one_f(tmp_path):
         for thread in threads:
             thread.start()
         for _ in range(3):
-            passer_by = Player(world.port, world.model, "comes and goes").join()
+            passer_by = Player(world.port, world.model, "comes-and-goes").join()
             passer_by.step()
             passer_by.close()
         for thread in threads:
