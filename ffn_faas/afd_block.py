@@ -22,12 +22,22 @@ RETIRED_KEYS = {
     "async": "async_dp",
     "quant_mode": "nothing: the checkpoint says how its experts are quantized",
 }
+RETIRED_EXTRA_KEYS = {
+    "ffn_two_stream": "nothing: every step runs in one stream",
+    "ffn_compute_aic_num": "nothing: the operators share the cores out",
+    "ffn_compute_aiv_num": "nothing: the operators share the cores out",
+    "ffn_combine_aiv_num": "nothing: the operators share the cores out",
+    "core_num": "nothing: the operators share the cores out",
+    "shared_ffn_pool": "nothing: F is a pool of its own",
+}
 VLLM_EXECUTE_TIMEOUT_S = 300.0
-CONNECTORS = ("auto", "shm", "tcp")
+CONNECTORS = ("auto", "shm", "tcp", "cam")
+ALIASES = {"CAMAsyncAFDConnector": "cam"}
+"""Names of other systems for what is served here."""
 OTHER_CONNECTORS = {
     "DeepEPM2NAFDConnector": "needs backend gpu-deepep-m2n, which this version does not have",
-    "CAMAsyncAFDConnector": "needs backend npu-async-cam, which this version does not have",
 }
+CAM_OPS = ("afd_ascend", "cpu-twin")
 
 
 class ConnectorExtraConfig(BaseModel):
@@ -51,6 +61,18 @@ class ConnectorExtraConfig(BaseModel):
     """Certificates that F's is checked against, and with them TLS; without it those of the system."""
     allow_untried_vllm: bool = False
     """Run in a vLLM version that was never tried."""
+    dynamic_quant: bool | None = Field(None, alias="dynamicQuant")
+    """cam: Attention quantizes rows to 8 bits before they travel; None: yes."""
+    attn_ranks_per_dp: int | None = Field(None, ge=1)
+    """cam: A ranks that hold the parts of one batch, Attention's tensor parallel size; None: that, or on F 1."""
+    hccl_buffer_size: int | None = Field(None, ge=1, le=1 << 20)
+    """cam: MiB of this side's communication buffer; both sides may differ."""
+    ffn_mega_moe: bool | None = None
+    """cam: fused Pull transactions instead of Push."""
+    cam_ops: Literal["afd_ascend", "cpu-twin"] | None = None
+    """cam: which operators; the twin stands in for them on CPUs, in tests. None: afd_ascend."""
+    cam_twin_directory: str | None = None
+    """cam: directory in which the twin's processes share memory."""
 
 
 class AfdBlock(BaseModel):
@@ -72,6 +94,16 @@ class AfdBlock(BaseModel):
     connector_extra_config: ConnectorExtraConfig = ConnectorExtraConfig()
 
     @property
+    def transport(self) -> str:
+        """``connector`` without the names of other systems."""
+        return ALIASES.get(self.connector, self.connector)
+
+    def cam_keys(self) -> list[str]:
+        """Keys of connector_extra_config that were given and mean something to connector cam only."""
+        extra = self.connector_extra_config
+        return [name for key, name in CAM_KEYS.items() if getattr(extra, key) is not None]
+
+    @property
     def attach_timeout_s(self) -> float:
         return self.connector_extra_config.attach_timeout_s or self.afd_process_group_timeout_s or 600.0
 
@@ -90,6 +122,12 @@ class AfdBlock(BaseModel):
         for key, replacement in RETIRED_KEYS.items():
             if key in raw:
                 raise UsageError(f"afd.{key} is a retired key", remedy=f"use instead: {replacement}")
+        extra = raw.get("connector_extra_config")
+        for key, replacement in RETIRED_EXTRA_KEYS.items():
+            if isinstance(extra, Mapping) and key in extra:
+                raise UsageError(
+                    f"afd.connector_extra_config.{key} is a retired key", remedy=f"use instead: {replacement}"
+                )
         if "role" in raw and raw["role"] != role:
             raise LaunchDisagreement(
                 f"afd.role is {raw['role']!r} where {role!r} is needed",
@@ -106,8 +144,13 @@ class AfdBlock(BaseModel):
         """Raise UsageError for values that validate but cannot be served."""
         if self.connector in OTHER_CONNECTORS:
             raise UsageError(f"afd.connector {self.connector!r} {OTHER_CONNECTORS[self.connector]}")
-        if self.connector not in CONNECTORS:
+        if self.transport not in CONNECTORS:
             raise UsageError(f"afd.connector {self.connector!r} is not known", remedy=f"one of {', '.join(CONNECTORS)}")
+        if self.role == "attention" and self.transport != "cam" and self.cam_keys():
+            raise UsageError(
+                f"afd.connector_extra_config.{self.cam_keys()[0]} means nothing to connector {self.connector}",
+                remedy="remove it, or use connector cam",
+            )
         for key in ("reattach_timeout_s", "answer_timeout_s"):
             value = getattr(self.connector_extra_config, key)
             if value >= VLLM_EXECUTE_TIMEOUT_S:
@@ -121,6 +164,17 @@ class AfdBlock(BaseModel):
                 "afd.compute_gate_on_attention is false, but the gate always runs on Attention here",
                 remedy="remove the key or set it to true",
             )
+
+
+CAM_KEYS = {
+    "dynamic_quant": "dynamicQuant",
+    "attn_ranks_per_dp": "attn_ranks_per_dp",
+    "hccl_buffer_size": "hccl_buffer_size",
+    "ffn_mega_moe": "ffn_mega_moe",
+    "cam_ops": "cam_ops",
+    "cam_twin_directory": "cam_twin_directory",
+}
+"""By attribute, as a user spells them."""
 
 
 def _explain(error: ValidationError) -> str:

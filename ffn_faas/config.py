@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
+from ffn_faas.ascend.settings import CamSettings
 from ffn_faas.credentials import Credentials
 
 DEFAULT_PORT = 8100
@@ -63,6 +64,8 @@ class ServeConfig:
     """GPU of each local rank, as indices into what CUDA_VISIBLE_DEVICES leaves; () = by local rank."""
     share_device: bool = False
     enforce_eager: bool = False
+    cam: CamSettings | None = None
+    """Of backend npu-async-cam, else None."""
     connector: str = "auto"
     """cpu: auto (shm on one host, tcp between hosts), shm or tcp."""
     advertise_address: str | None = None
@@ -119,5 +122,7 @@ class ServeConfig:
             "--connector": self.connector,
             "--max-sessions": str(self.max_sessions),
             "--window-memory": str(self.window_memory),
+            "--enforce-eager": str(self.enforce_eager),
+            "settings of npu-async-cam": str(self.cam),
             "world size": str(self.world.size),
         }

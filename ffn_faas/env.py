@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
 from ffn_faas.errors import UsageError
 
+log = logging.getLogger(__name__)
 PREFIX = "FFN_FAAS_"
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -59,6 +61,21 @@ def local_world_size() -> int:
 def master_addr() -> str:
     """Host of F rank 0 as torchrun sets MASTER_ADDR; 127.0.0.1 without a launcher."""
     return os.environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def batch_size_factor() -> float:
+    """BATCH_SIZE_FACTOR of the Async CAM operators, which take 1 for what is no number, with a warning."""
+    text = os.environ.get("BATCH_SIZE_FACTOR", "")
+    try:
+        return float(text) if text else 1.0
+    except ValueError:
+        log.warning("BATCH_SIZE_FACTOR=%r is no number: the operators take 1", text)
+        return 1.0
+
+
+def kernel_window_mib() -> int | None:
+    """LCCL_BUFFER_SIZE of the Async CAM operators, in MiB; None when unset."""
+    return _integer("LCCL_BUFFER_SIZE", 0) or None
 
 
 def no_color() -> bool:

@@ -74,7 +74,9 @@ def _fields(name: str, model: type[AfdBlock | ConnectorExtraConfig]) -> str:
     for key, field in model.model_fields.items():
         default = "" if field.is_required() or field.default is None else f"`{field.default!r}`"
         kind = getattr(field.annotation, "__name__", str(field.annotation))
-        rows.append(f"| `{key}` | {_cell(kind)} | {'' if key == 'connector_extra_config' else default} |")
+        rows.append(
+            f"| `{field.alias or key}` | {_cell(kind)} | {'' if key == 'connector_extra_config' else default} |"
+        )
     return "\n".join(rows)
 
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ffn_faas import config, env
-from ffn_faas.afd_block import AfdBlock
+from ffn_faas.afd_block import CAM_OPS, AfdBlock
+from ffn_faas.ascend.settings import BACKEND as CAM
+from ffn_faas.ascend.settings import SHUTDOWN_BUDGETS_S, CamSettings
 from ffn_faas.cli import vllm_flags
 from ffn_faas.config import ServeConfig, World
 from ffn_faas.credentials import checked_token, read_token
@@ -68,11 +70,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--enable-elastic-ep", action="store_true", help=argparse.SUPPRESS)
     add("--eplb-config", default="{}", help=argparse.SUPPRESS)
     add("--additional-config", default="{}", metavar="JSON", help='the "afd" block, role "ffn"; also dotted')
-    add("--backend", default="cpu", help="cpu (default), gpu-deepep-m2n (NVIDIA), or one registered by a package")
+    add("--backend", default="cpu", help="cpu (default), gpu-deepep-m2n, npu-async-cam, or a package's own")
     add("--device-ids", metavar="LIST", help="GPU of each local rank, such as 0,1, among those that are visible")
     add("--share-device", action="store_true", help="allow two F ranks, or A and F, on one GPU (functional tests only)")
-    add("--enforce-eager", action="store_true", help="gpu: the same kernels without a graph, the same bits")
-    add("--compilation-config", default="{}", metavar="JSON", help='gpu: cudagraph_mode "FULL" (default) or "NONE"')
+    add("--enforce-eager", action="store_true", help="gpu, npu: the same kernels without a graph, the same bits")
+    add(
+        "--compilation-config", default="{}", metavar="JSON", help='gpu, npu: cudagraph_mode "FULL" (default) or "NONE"'
+    )
+    add("--cam-ops", choices=CAM_OPS, help="npu: operators of the device, or their twin on CPUs for tests (afd_ascend)")
+    add("--cam-twin-directory", metavar="DIR", help="npu: where processes of the twin share memory; only with cpu-twin")
     add(
         "--moe-kernel",
         default="auto",
@@ -84,9 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         "--drain-timeout",
         "--receiver-shutdown-timeout",
         type=float,
-        default=15.0,
         metavar="S",
-        help="seconds to finish posts at stop (%(default)s)",
+        help="seconds to finish posts at stop (15; npu-async-cam 60)",
     )
     add("--world-timeout", type=float, default=300.0, metavar="S", help="seconds for F ranks to join (%(default)s)")
     add(
@@ -118,6 +123,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
     if not model:
         raise UsageError("no MODEL", remedy="python -m ffn_faas serve --help shows examples")
     block = AfdBlock.from_additional_config(_json(args.additional_config), role="ffn")
+    if args.drain_timeout is None:
+        args.drain_timeout = SHUTDOWN_BUDGETS_S["worker"] if args.backend == CAM else 15.0
     vllm_flags.refuse_contradictory(
         tensor_parallel=args.tensor_parallel_size,
         pipeline_parallel=args.pipeline_parallel_size,
@@ -163,7 +170,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             stall_timeout_s=args.stall_timeout,
             exit_record=args.exit_record,
             launched=env.world_size() is not None,
-            connector=_connector(args.connector, block),
+            cam=_cam(args, block),
+            connector=_connector(args.connector, block, args.backend),
             advertise_address=args.advertise_address,
             data_port=args.data_port,
             token=_token(args.token_file),
@@ -234,11 +242,26 @@ def _device_ids(text: str | None) -> tuple[int, ...]:
     return ids
 
 
-def _connector(flag: str | None, block: AfdBlock | None) -> str:
-    stated = {flag, block.connector if block else None} - {None, "auto"}
+def _connector(flag: str | None, block: AfdBlock | None, backend: str) -> str:
+    stated = {flag, block.transport if block else None} - {None, "auto"}
     if len(stated) > 1:
         raise LaunchDisagreement(f"--connector is {flag}, afd.connector is {block.connector if block else None}")
-    return str(stated.pop()) if stated else "auto"
+    connector = str(stated.pop()) if stated else "auto"
+    if connector == "cam" and backend != CAM:
+        raise UsageError(f"connector cam needs --backend {CAM}, --backend is {backend}")
+    if backend == CAM and connector not in ("auto", "cam"):
+        raise UsageError(f"--backend {CAM} has no connector {connector}", remedy="leave the connector out")
+    return connector
+
+
+def _cam(args: argparse.Namespace, block: AfdBlock | None) -> CamSettings | None:
+    if args.backend == CAM:
+        return CamSettings.of_block(block, ops=args.cam_ops, twin_directory=args.cam_twin_directory)
+    given = block.cam_keys() if block else []
+    given += [flag for flag in ("--cam-ops", "--cam-twin-directory") if getattr(args, flag[2:].replace("-", "_"))]
+    if given:
+        raise UsageError(f"{given[0]} means nothing to --backend {args.backend}", remedy=f"use --backend {CAM}")
+    return None
 
 
 def _token(path: str | None) -> str | None:

@@ -11,9 +11,11 @@ from typing import Any
 from ffn_faas.deploy.kustomize import Manifest
 from ffn_faas.deploy.recipe import Recipe
 
-DRAIN_S = {"npu-async-cam": 120}
+CAM = "npu-async-cam"
+DRAIN_S = {CAM: 120}
 TEARDOWN_S = 10
-VISIBLE = {"npu-async-cam": "ASCEND_RT_VISIBLE_DEVICES"}
+VISIBLE = {CAM: "ASCEND_RT_VISIBLE_DEVICES"}
+DP_RPC_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ def _ffn(recipe: Recipe, index: int) -> PlannedPod:
     command += [f"--data-parallel-size={recipe.num_ffn_ranks}"]
     command += [f"--max-num-batched-tokens={recipe.max_num_batched_tokens}"]
     command += [f"--drain-timeout={DRAIN_S.get(recipe.backend, 15)}", f"--world-timeout={recipe.startup_s}"]
+    if recipe.backend == CAM:
+        afd = {"role": "ffn", "num_attention_ranks": sum(other.attention for other in recipe.nodes)}
+        command.append(f"--additional-config={json.dumps({'afd': afd})}")
     if recipe.backend.startswith("gpu"):
         command.append(f"--device-ids={_list(node.ffn_devices)}")
     if recipe.eager and recipe.backend != "cpu":
@@ -80,25 +85,29 @@ def _ffn(recipe: Recipe, index: int) -> PlannedPod:
 def _attention(recipe: Recipe, index: int) -> PlannedPod:
     node, address = recipe.nodes[index], recipe.addresses[index]
     leader = recipe.addresses[recipe.ffn_nodes[0]]
-    phase = "pairing" if recipe.backend == "npu-async-cam" else "ready"
+    cam = recipe.backend == CAM
+    phase = "pairing" if cam else "ready"
     gate = ["python", "-m", "ffn_faas", "wait", f"--host={leader}", f"--port={recipe.ffn_port}", f"--phase={phase}"]
     gate += [f"--timeout={recipe.startup_s}"]
+    # One F world pairs with one Attention: the vLLMs of all nodes are its data parallel ranks.
+    ranks = sum(other.attention for other in recipe.nodes) if cam else node.attention
+    extra = {"attach_timeout_s": recipe.startup_s}
     afd = {
         "role": "attention",
+        **({"connector": "cam"} if cam else {}),
         "host": leader,
         "port": recipe.ffn_port,
-        "num_attention_ranks": node.attention,
+        "num_attention_ranks": ranks,
         "num_ffn_ranks": recipe.num_ffn_ranks,
-        "connector_extra_config": {
-            "attach_timeout_s": recipe.startup_s,
-            "reattach_timeout_s": recipe.reattach_timeout_s,
-        },
+        "connector_extra_config": extra if cam else {**extra, "reattach_timeout_s": recipe.reattach_timeout_s},
     }
     command = ["python", "-m", "vllm.entrypoints.openai.api_server", f"--model={recipe.model}", f"--host={address}"]
     command += [f"--port={recipe.attention_port}", f"--max-model-len={recipe.max_model_len}"]
     command += [f"--max-num-batched-tokens={recipe.max_num_batched_tokens}"]
     command += [f"--tensor-parallel-size={recipe.tensor_parallel}"]
-    command += [f"--data-parallel-size={node.attention // recipe.tensor_parallel}"]
+    command += [f"--data-parallel-size={ranks // recipe.tensor_parallel}"]
+    if ranks > node.attention:
+        command += _part_of_one(recipe, index)
     command += ["--load-format=ffn_faas", f"--additional-config={json.dumps({'afd': afd})}"]
     if recipe.eager:
         command.append("--enforce-eager")
@@ -108,6 +117,15 @@ def _attention(recipe: Recipe, index: int) -> PlannedPod:
     return PlannedPod(
         f"attention-{index}", "attention", index, address, recipe.attention_port, variables, command, gate
     )
+
+
+def _part_of_one(recipe: Recipe, index: int) -> list[str]:
+    """vLLM's flags for this node's share of the data parallel ranks."""
+    before = sum(other.attention for other in recipe.nodes[:index]) // recipe.tensor_parallel
+    first = next(place for place, node in enumerate(recipe.nodes) if node.attention)
+    flags = [f"--data-parallel-size-local={recipe.nodes[index].attention // recipe.tensor_parallel}"]
+    flags += [f"--data-parallel-address={recipe.addresses[first]}", f"--data-parallel-rpc-port={DP_RPC_PORT}"]
+    return flags if index == first else [*flags, f"--data-parallel-start-rank={before}", "--headless"]
 
 
 def _devices(recipe: Recipe, index: int, own: range) -> dict[str, str]:

@@ -84,7 +84,11 @@ def test_attention_finds_f_and_both_agree_on_ranks(name: str) -> None:
         assert (block.host, block.port) == (leader.address, leader.port)
         assert block.num_ffn_ranks == chosen.num_ffn_ranks
         ranks = int(flags["tensor-parallel-size"]) * int(flags["data-parallel-size"])
-        assert block.num_attention_ranks == ranks == chosen.nodes[pod.node].attention
+        own = chosen.nodes[pod.node].attention
+        paired = chosen.backend == "npu-async-cam"
+        assert block.num_attention_ranks == ranks == (sum(n.attention for n in chosen.nodes) if paired else own)
+        local = int(flags.get("data-parallel-size-local", flags["data-parallel-size"]))
+        assert local * int(flags["tensor-parallel-size"]) == own
         assert pod.gate[3:6] == ["wait", f"--host={leader.address}", f"--port={leader.port}"]
         assert ("--phase=pairing" in pod.gate) == (chosen.backend == "npu-async-cam")
 
