@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ffn_faas.connectors.base import FFNConnector
     from ffn_faas.experts.spec import MoESpec
+    from ffn_faas.protocol.messages import Attach, CamTerms
 
 ProgressReport = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) while weights load."""
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where a backend that pairs finds the others."""
+
+    host: str
+    """Of F rank 0."""
+    port: int
+    interrupt: Callable[[], None]
+    """Called while waiting; raises when a stop is requested."""
+
+
 class FFNBackend(ABC):
-    """prepare -> load -> connect -> capture -> execute_step ... -> drain -> release, each called once, in order.
+    """prepare -> load -> connect (-> pair) -> capture -> execute_step ... -> drain -> release, each once, in order.
 
     All but ``cancel_receive`` are called from one thread. A backend module imports no accelerator package when it
     is imported; third parties register theirs under the entry point group ``ffn_faas.backends``.
@@ -26,6 +39,14 @@ class FFNBackend(ABC):
     """What A has to speak (protocol.messages.Attach)."""
     kernel_name: str
     """Which expert kernel computes, for logs and /status; set when the backend is made."""
+    quantizations: frozenset[str] = frozenset({"none"})
+    """MoESpec.quantization of the models it serves."""
+    operators: str = ""
+    """For logs and /status, where a stand-in may take the place of what the name promises: ``cpu-twin``."""
+    pairs: bool = False
+    """Whether it serves one Attention that it starts together with: ``pair`` then comes before ``capture``."""
+    rendezvous_port: int = 0
+    """On F rank 0 of a backend that pairs: port of its store, from the moment the backend is made."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -46,6 +67,26 @@ class FFNBackend(ABC):
     def untried(self) -> str:
         """After ``load``: what of it has never been run on hardware like this; "" when all has."""
         return ""
+
+    def terms(self) -> CamTerms | None:
+        """What Attention must have equal beyond the model; None when there is no more."""
+        return None
+
+    def admit(self, attach: Attach) -> str | None:  # noqa: ARG002
+        """Why this Attention cannot be taken, in words; None when it can. Any thread; never blocks."""
+        return None
+
+    def pair(self, meeting: Meeting) -> None:  # noqa: ARG002
+        """Wait for Attention and start together with it. Blocks without a limit until all A ranks are there."""
+        return
+
+    @property
+    def retained(self) -> bool:
+        """After ``release``: whether something had to be kept that other code of the exit must not touch.
+
+        The process then ends without any teardown.
+        """
+        return False
 
     @abstractmethod
     def capture(self) -> None:

@@ -101,6 +101,12 @@ class FFNConnector(ABC):
         """The peer's own windows, before ``activate_link``; transports that have none refuse them. May block."""
         raise HandshakeRefused(f"transport {self.transport} takes no windows from Attention")
 
+    def rank_loaded(self, attention_rank: int) -> None:  # noqa: B027
+        """An A rank is ready to pair; only where the backend pairs. Any thread; never blocks."""
+
+    def rank_left(self, attention_rank: int, reason: str, *, orderly: bool) -> None:  # noqa: B027
+        """An attachment has ended, for whatever reason. Any thread; never blocks."""
+
     @abstractmethod
     def activate_link(self, link: int) -> None:
         """The peer has mapped the windows: from now on its posts are received. May block for some milliseconds."""

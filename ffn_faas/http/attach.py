@@ -22,6 +22,7 @@ from ffn_faas.protocol.messages import (
     Granted,
     Layers,
     LayersAccepted,
+    Loaded,
     Progress,
     Windows,
     WindowsMapped,
@@ -61,10 +62,11 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
         await asyncio.sleep(0.2)
     capacity = handshake.granted_capacity(attach, state.offer)
     geometry = state.window_geometry(attach.stages, capacity)
-    window_bytes = window_layout(geometry).nbytes
+    window_bytes = _window_bytes(attach, geometry)
     for why, reason in (
         ("mismatch", handshake.refusal(attach, state.offer)),
         ("conflict", state.sessions.conflict(attach)),
+        ("conflict", state.admit(attach)),
         ("limit", state.sessions.over_limit(attach, window_bytes)),
     ):
         if reason is not None:
@@ -72,6 +74,11 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
             await frames.refuse(socket, reason)
             return
     await AttachedRank(socket, state, attach, geometry).serve()
+
+
+def _window_bytes(attach: Attach, geometry: WindowGeometry) -> int:
+    """Transport cam keeps its windows in buffers that the communication library has taken at start."""
+    return 0 if attach.transport == "cam" else window_layout(geometry).nbytes
 
 
 class AttachedRank:
@@ -87,7 +94,7 @@ class AttachedRank:
             attention_rank=attach.attention_rank,
             peer=attach.peer,
             close=self._events.put,
-            window_bytes=window_layout(geometry).nbytes,
+            window_bytes=_window_bytes(attach, geometry),
             attempt=attach.attempt,
         )
         self._session: Session = state.sessions.join(attach, geometry.capacity, self._link)
@@ -125,6 +132,8 @@ class AttachedRank:
                 await self._phase_changed()
             elif isinstance(event, Layers):
                 await self._layers(event)
+            elif isinstance(event, Loaded) and self._state.connector is not None:
+                self._state.connector.rank_loaded(self._attach.attention_rank)
             elif isinstance(event, WindowsMapped):
                 await self._windows_mapped(event)
             else:
@@ -144,6 +153,7 @@ class AttachedRank:
             capacity=self._session.capacity,
             epoch=self._link.epoch,
             software_version=__version__,
+            rendezvous_port=state.world.rendezvous_port,
         )
         await frames.send(self._socket, granted)
 
@@ -192,6 +202,8 @@ class AttachedRank:
         connector, window = self._state.connector, self._link.window
         if connector is not None and window is not None:
             connector.close_link(window)
+        if connector is not None:
+            connector.rank_left(self._attach.attention_rank, ending.reason, orderly=ending.cause.is_orderly)
         log.info("%s left: %s", self._name, ending.reason)
         for other in self._state.sessions.leave(self._session, self._link, ending.cause):
             other.close(Ending(Cause.SIBLING_LOST, f"{self._name} is gone ({ending.reason})"))

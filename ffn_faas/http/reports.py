@@ -26,7 +26,7 @@ class PhaseReport(Report):
     """Where an F rank stands."""
 
     phase: str
-    """starting, loading, capturing, ready, draining, stopped or failed."""
+    """starting, loading, pairing, capturing, ready, draining, stopped or failed."""
     progress: float = Field(ge=0, le=1)
     """Of the phase."""
     rank: int
@@ -67,6 +67,8 @@ class StatusReport(PhaseReport):
     version: str
     protocol_version: int
     backend: str
+    ops: str | None = None
+    """cpu-twin: a stand-in for the backend's operators; absent where there is none to choose."""
     moe_kernel: str
     model: str
     fingerprint: Fingerprint
@@ -119,6 +121,7 @@ def status_report(state: ServiceState, *, experts: bool) -> StatusReport:
         version=__version__,
         protocol_version=PROTOCOL_VERSION,
         backend=state.config.backend,
+        ops=state.operators or None,
         moe_kernel=state.moe_kernel,
         model=state.config.model,
         fingerprint=state.offer.fingerprint,

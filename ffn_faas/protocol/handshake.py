@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ffn_faas import __version__
 from ffn_faas.protocol import PROTOCOL_VERSION
-from ffn_faas.protocol.messages import Attach, Fingerprint, HostIdentity
+from ffn_faas.protocol.messages import Attach, CamTerms, Fingerprint, HostIdentity
 
 FINGERPRINT_REMEDY = {
     "dtype": "give both sides the same --dtype",
@@ -25,6 +25,8 @@ class Offer:
     max_capacity: int
     transport: str = "shm"
     """auto (shm on one host, tcp between hosts), shm, tcp, or what else the backend has."""
+    cam: CamTerms | None = None
+    """Transport cam."""
 
 
 def refusal(attach: Attach, offer: Offer) -> str | None:
@@ -48,7 +50,7 @@ def refusal(attach: Attach, offer: Offer) -> str | None:
             f"capacity: Attention requires windows of {attach.capacity} rows (connector_extra_config.capacity), "
             f"F grants at most {offer.max_capacity} (--max-num-batched-tokens); lower the one or raise the other"
         )
-    return _transport_refusal(attach, offer)
+    return _transport_refusal(attach, offer) or _cam_refusal(attach.cam, offer.cam)
 
 
 def transport(attach: Attach, offer: Offer) -> str | None:
@@ -73,8 +75,21 @@ def _transport_refusal(attach: Attach, offer: Offer) -> str | None:
         )
     return (
         f"transport: Attention uses {attach.transport}, F uses {offer.transport}; "
-        "F's --backend decides: cpu has shm and tcp (--connector, afd.connector), gpu-deepep-m2n has m2n"
+        "F's --backend decides: cpu has shm and tcp (--connector, afd.connector), gpu-deepep-m2n has m2n, "
+        "npu-async-cam has cam (afd.connector on Attention)"
     )
+
+
+def _cam_refusal(theirs: CamTerms | None, ours: CamTerms | None) -> str | None:
+    if ours is None:
+        return None
+    if theirs is None:
+        return "transport cam: Attention says nothing of its settings; install matching versions of ffn_faas"
+    for field in CamTerms.model_fields:
+        there, here = getattr(theirs, field), getattr(ours, field)
+        if there != here:
+            return f"{field}: Attention has {there}, F has {here}; npu-async-cam needs it equal on both sides"
+    return None
 
 
 def version_refusal(theirs: str) -> str:

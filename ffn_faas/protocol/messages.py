@@ -23,7 +23,7 @@ Name = Annotated[str, Field(max_length=512, pattern="^[^\x00-\x1f\x7f]*$")]
 Text = Annotated[str, Field(max_length=1 << 16)]
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
-Transport = Literal["auto", "shm", "tcp", "m2n"]
+Transport = Literal["auto", "shm", "tcp", "m2n", "cam"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
@@ -58,6 +58,20 @@ class HostIdentity(Message):
     network_namespace: Name
 
 
+class CamTerms(Message):
+    """Transport cam: what Attention and F must have equal, since it lays out the windows that both compute."""
+
+    num_attention_ranks: Ranks
+    attn_ranks_per_dp: Ranks
+    """A ranks that send the parts of one batch."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
+    dynamic_quant: bool
+    ffn_mega_moe: bool
+    cam_ops: Name
+    """afd_ascend, or cpu-twin."""
+    cam_twin_directory: Name = ""
+
+
 class Attach(Message):
     type: Literal["attach"] = "attach"
     protocol_version: int
@@ -81,6 +95,8 @@ class Attach(Message):
     """auto: shm if F is on the same host, else tcp."""
     host: HostIdentity
     fingerprint: Fingerprint
+    cam: CamTerms | None = None
+    """Transport cam."""
 
 
 class Granted(Message):
@@ -95,6 +111,8 @@ class Granted(Message):
     capacity: int = Field(ge=1, le=1 << 20)
     epoch: int = Field(ge=1, le=MAX_EPOCH)
     software_version: Name
+    rendezvous_port: int = Field(0, ge=0, le=65535)
+    """Transport cam: port of the store, on F rank 0's host, over which A and F pair; else 0."""
 
 
 class Refused(Message):
@@ -115,6 +133,12 @@ class Layers(Message):
     type: Literal["layers"] = "layers"
     names: Annotated[list[Name], Field(max_length=MAX_LAYERS)]
     """Checkpoint prefix of each routed-experts layer A built, for example model.layers.3.mlp.experts."""
+
+
+class Loaded(Message):
+    """Transport cam, once F's phase is pairing: A's model is loaded, this rank pairs as soon as all others do."""
+
+    type: Literal["loaded"] = "loaded"
 
 
 class LayersAccepted(Message):
@@ -186,6 +210,8 @@ class WorldWelcome(Message):
 
     type: Literal["world_welcome"] = "world_welcome"
     addresses: Annotated[list[Name], Field(max_length=MAX_RANKS)]
+    rendezvous_port: int = Field(0, ge=0, le=65535)
+    """As in Granted."""
 
 
 class WorldPhase(Message):
@@ -218,6 +244,7 @@ AnyMessage = Annotated[
     | Refused
     | Progress
     | Layers
+    | Loaded
     | LayersAccepted
     | Windows
     | WindowsMapped

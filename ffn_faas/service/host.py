@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import socket
 import time
@@ -11,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ffn_faas import __version__
 from ffn_faas.backends import create_backend
-from ffn_faas.backends.base import FFNBackend, ProgressReport
+from ffn_faas.backends.base import FFNBackend, Meeting, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors.host_identity import host_identity
-from ffn_faas.errors import FfnError, ModelRefused
+from ffn_faas.errors import FfnError, ModelRefused, Stuck
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.model_path import resolve_model
@@ -70,7 +71,13 @@ def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
         if config.launched:
             stop_with_parent(stop)
         code, reason = _outcome(config, stop)
+        if stop.retained:
+            code = code or Stuck.exit_code
+            log.error("exit %d without teardown: the backend keeps what a pending receive may still use", code)
         words.ended(code, reason)
+        if stop.retained:
+            logging.shutdown()
+            os._exit(code)
     return code
 
 
@@ -109,6 +116,7 @@ def _serve(config: ServeConfig, stop: StopRequest) -> None:
         finally:
             for step in (backend.release, state.world.close, http.shutdown):
                 _end(step)
+            stop.retained = backend.retained
 
 
 def _end(step: Callable[[], None]) -> None:
@@ -129,14 +137,23 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
         )
     checkpoint = None if config.load_format == "dummy" else Checkpoint.open(directory)
     backend = create_backend(config, spec)
+    if spec.quantization not in backend.quantizations:
+        raise ModelRefused(
+            f"{directory}: experts of quantization {spec.quantization} are not served by --backend {config.backend}",
+            remedy=f"it serves {', '.join(sorted(backend.quantizations))}",
+        )
+    if backend.operators:
+        log.warning("--backend %s: ops=%s", config.backend, backend.operators)
     offer = Offer(
         fingerprint=fingerprint(spec, checkpoint),
         host=host_identity(),
         num_ffn_ranks=config.world.size,
         max_capacity=config.max_num_batched_tokens,
         transport=config.connector if backend.transport == "shm" else backend.transport,
+        cam=backend.terms(),
     )
     world = _world(config, lifecycle, stop)
+    world.rendezvous_port = backend.rendezvous_port
     owned = expert_range(spec.num_experts, config.world.size, config.world.rank)
     log.info(
         "%s: %d MoE layers, %d experts each, this rank owns %d..%d; management on %s:%d",
@@ -150,7 +167,19 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
     )
     limits = Limits(config.max_sessions, config.window_memory)
     sessions = SessionRegistry(limits, backend.merge_bytes(spec))
-    return ServiceState(config, lifecycle, stop, world, spec, offer, sessions, moe_kernel=backend.kernel_name), backend
+    state = ServiceState(
+        config,
+        lifecycle,
+        stop,
+        world,
+        spec,
+        offer,
+        sessions,
+        admit=backend.admit,
+        operators=backend.operators,
+        moe_kernel=backend.kernel_name,
+    )
+    return state, backend
 
 
 def _world(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> WorldView:
@@ -170,6 +199,11 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         if untried := backend.untried():
             log.warning("never run on such hardware so far: %s", untried)
         state.connector = backend.connect()
+        if backend.pairs:
+            lifecycle.advance(Phase.PAIRING)
+            log.info("loaded; waiting for Attention to pair with")
+            host, port = state.config.rank_zero_host, state.world.rendezvous_port
+            backend.pair(Meeting(host, port, stop.raise_if_requested))
         lifecycle.advance(Phase.CAPTURING)
         backend.capture()
         stop.raise_if_requested()

@@ -12,6 +12,8 @@ from enum import Enum
 class Phase(str, Enum):
     STARTING = "starting"
     LOADING = "loading"
+    PAIRING = "pairing"
+    """Loaded; waits for the one Attention that it is to serve. Only where the backend pairs."""
     CAPTURING = "capturing"
     READY = "ready"
     DRAINING = "draining"
@@ -21,7 +23,8 @@ class Phase(str, Enum):
 
 LEGAL = {
     Phase.STARTING: {Phase.LOADING, Phase.DRAINING, Phase.FAILED},
-    Phase.LOADING: {Phase.CAPTURING, Phase.DRAINING, Phase.FAILED},
+    Phase.LOADING: {Phase.PAIRING, Phase.CAPTURING, Phase.DRAINING, Phase.FAILED},
+    Phase.PAIRING: {Phase.CAPTURING, Phase.DRAINING, Phase.FAILED},
     Phase.CAPTURING: {Phase.READY, Phase.DRAINING, Phase.FAILED},
     Phase.READY: {Phase.DRAINING, Phase.FAILED},
     Phase.DRAINING: {Phase.STOPPED, Phase.FAILED},

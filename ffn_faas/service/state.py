@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ffn_faas.connectors.base import FFNConnector
     from ffn_faas.experts.spec import MoESpec
     from ffn_faas.protocol.handshake import Offer
+    from ffn_faas.protocol.messages import Attach
 
 
 @dataclass
@@ -30,6 +32,10 @@ class ServiceState:
     spec: MoESpec
     offer: Offer
     sessions: SessionRegistry = field(default_factory=SessionRegistry)
+    admit: Callable[[Attach], str | None] = lambda attach: None
+    """Why the backend cannot take this Attention; None when it can."""
+    operators: str = ""
+    """Which operators stand behind the backend, where there is a choice."""
     connector: FFNConnector | None = None
     moe_kernel: str = ""
     weight_bytes: int = 0

@@ -23,6 +23,8 @@ class StopRequest:
         self.error: FfnError | None = None
         self.limit_s: float | None = None
         """Most seconds the end may take, below what the settings allow; None: no further limit."""
+        self.retained = False
+        """The backend had to keep what no teardown may touch: the process ends without one, and not with 0."""
 
     def __bool__(self) -> bool:
         return self._event.is_set()

@@ -31,6 +31,8 @@ class WorldView(ABC):
         self.phases = [Phase.STARTING.value] * config.world.size
         self.addresses = [""] * config.world.size
         self.formed = threading.Event()
+        self.rendezvous_port = 0
+        """Of the store on F rank 0 over which backends pair; 0 where none does."""
         lifecycle.on_change(self._own_phase_changed)
         stop.on_request(self._tell_stop)
 
@@ -114,7 +116,7 @@ class WorldHub(WorldView):
             self.addresses[join.rank] = join.address
             complete = len(self._members) == self.config.world.size - 1
         if complete:
-            self._tell_all(WorldWelcome(addresses=self.addresses))
+            self._tell_all(WorldWelcome(addresses=self.addresses, rendezvous_port=self.rendezvous_port))
             self.formed.set()
 
     def heard(self, rank: int, message: WorldPhase | WorldStop) -> None:

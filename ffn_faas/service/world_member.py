@@ -110,6 +110,7 @@ class WorldMember(WorldView):
     def _heard(self, message: Message) -> None:
         if isinstance(message, WorldWelcome):
             self.addresses = message.addresses
+            self.rendezvous_port = message.rendezvous_port
             self.formed.set()
         elif isinstance(message, WorldPhases):
             self.phases = message.phases

@@ -20,7 +20,12 @@ IS_RELEASED = "## 0.1.0 (unreleased)" not in (ROOT / "CHANGELOG.md").read_text()
 
 def shape() -> dict[str, Any]:
     """Kind and necessity of every field of every message, and the offsets of one window layout."""
-    models = [*get_args(get_args(messages.AnyMessage)[0]), messages.Fingerprint, messages.HostIdentity]
+    models = [
+        *get_args(get_args(messages.AnyMessage)[0]),
+        messages.Fingerprint,
+        messages.HostIdentity,
+        messages.CamTerms,
+    ]
     return {
         "messages": {model.__name__: _fields(model.model_json_schema()) for model in models},
         "window": dataclasses.asdict(window_layout(GEOMETRY)) | {"stage_1": window_layout(GEOMETRY).stage(1)},

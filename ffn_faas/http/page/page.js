@@ -5,7 +5,7 @@ import { Rates } from "./rates.js";
 
 const PERIOD_MS = 1000;
 const EXPERTS_EVERY = 3;
-const PHASES = ["starting", "loading", "capturing", "ready", "draining", "stopped"];
+const PHASES = ["starting", "loading", "pairing", "capturing", "ready", "draining", "stopped"];
 const byId = (id) => document.getElementById(id);
 const heat = new HeatMap(byId("heat"), byId("heat-cell"));
 const rates = new Map();
@@ -62,7 +62,7 @@ function standing(ranks, here) {
   banner(problem ? `F rank ${problem.rank}: ${problem.reason ?? problem.unreachable}` : "");
   document.body.dataset.state = phase;
   byId("model").textContent = here.model;
-  const names = worst.phase === "failed" ? [...Object.keys(worst.phase_seconds)] : PHASES;
+  const names = worst.phase === "failed" ? [...Object.keys(worst.phase_seconds)] : PHASES.filter((name) => name !== "pairing" || name in (worst.phase_seconds ?? {}));
   const own = worst.phase_seconds ?? {};
   show("phases", names.map((name) => [name, name in own ? own[name].toFixed(1) + " s" : "", name === worst.phase]), (items) =>
     items.map(([name, time, current]) => {
