@@ -16,6 +16,14 @@ CONNECTORS = ("auto", "shm", "tcp")
 MOE_KERNELS = ("auto", "native", "torch", "vllm", "zero")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the one name that is known for it, is reached from its own host only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 @dataclass(frozen=True)
 class World:
     """Where this process stands in the F world."""
@@ -92,10 +100,7 @@ class ServeConfig:
     @property
     def binds_loopback(self) -> bool:
         """Whether only this host can reach the management port."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def binds_all_addresses(self) -> bool:

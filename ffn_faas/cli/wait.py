@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import ssl
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from ffn_faas import config, env
+from ffn_faas.cli.management import add_address, add_credentials, credentials
+from ffn_faas.credentials import Credentials
 from ffn_faas.demo import http_client
 from ffn_faas.errors import Stuck, UsageError
 
@@ -20,6 +22,7 @@ EPILOG = """\
 examples:
   python -m ffn_faas wait && vllm serve MODEL --load-format ffn_faas --additional-config "$AFD"
   python -m ffn_faas wait --host ffn-0.ffn --port 8100 --timeout 1800
+  python -m ffn_faas wait --host ffn-0.ffn --ssl-ca-certs ca.pem
 
 exit codes: 0 every F rank is that far, 2 usage, 5 not within the time."""
 
@@ -32,13 +35,14 @@ def run(argv: Sequence[str]) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    address(parser)
+    add_address(parser)
+    add_credentials(parser)
     parser.add_argument("--phase", default="ready", choices=sorted(FAR_ENOUGH), help="how far (%(default)s)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds (%(default)s)")
     args = parser.parse_args(argv)
     end = time.monotonic() + args.timeout
-    said = ""
-    while missing := _missing(args.host, args.port, FAR_ENOUGH[args.phase]):
+    said, shown = "", credentials(args)
+    while missing := _missing(args.host, args.port, FAR_ENOUGH[args.phase], shown):
         if missing != said:
             print(f"ffn_faas: waiting for F ({args.phase}): {missing}", file=sys.stderr, flush=True)
             said = missing
@@ -48,22 +52,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def address(parser: argparse.ArgumentParser) -> None:
-    """``--host`` and ``--port`` of F rank 0, with the defaults that ``serve`` would take."""
-    port = env.setting("port") or str(config.DEFAULT_PORT)
-    parser.add_argument("--host", default=env.setting("host") or "127.0.0.1", help="of F rank 0 (%(default)s)")
-    parser.add_argument("--port", type=_port, default=port, help="management port of F rank 0 (%(default)s)")
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise UsageError(f"{text!r} is not a port")
-    return int(text)
-
-
-def _missing(host: str, port: int, phases: tuple[str, ...]) -> str:
+def _missing(host: str, port: int, phases: tuple[str, ...], shown: Credentials) -> str:
     """What is not there yet; "" when nothing is."""
-    status = _ask(host, port, "/status" if phases else "/live")
+    status = _ask(host, port, "/status" if phases else "/live", shown)
     if status is None:
         return f"{host}:{port} does not answer"
     if not phases:
@@ -72,7 +63,7 @@ def _missing(host: str, port: int, phases: tuple[str, ...]) -> str:
         if not listed:
             return f"F rank {rank} has not joined"
         where, _, rank_port = listed.rpartition(":")
-        state = _ask(where, int(rank_port), "/status") if rank else status
+        state = _ask(where.strip("[]"), int(rank_port), "/status", shown) if rank else status
         if state is None:
             return f"F rank {rank} ({listed}) does not answer"
         if state["phase"] not in phases:
@@ -80,9 +71,15 @@ def _missing(host: str, port: int, phases: tuple[str, ...]) -> str:
     return ""
 
 
-def _ask(host: str, port: int, path: str) -> Any:
+def _ask(host: str, port: int, path: str, shown: Credentials) -> Any:
+    """The body of an answer of 200, None for anything else. Raises UsageError when no certificate can ever fit."""
     try:
-        status, body = http_client.request(port, "GET", path, host=host)
+        status, body = http_client.request(port, "GET", path, host=host, credentials=shown)
+    except ssl.SSLCertVerificationError as error:
+        raise UsageError(
+            f"the certificate of {host}:{port} is not accepted: {error.verify_message}",
+            remedy="--ssl-ca-certs with F's authorities; --host with a name that the certificate holds",
+        ) from None
     except (OSError, http.client.HTTPException):
         return None
     return body if status == 200 and isinstance(body, dict) else None

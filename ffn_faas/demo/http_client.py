@@ -1,10 +1,12 @@
-"""The few HTTP requests of the demo and of ``wait`` and ``stop``, past any proxy."""
+"""The few HTTP requests of the demo and of commands that ask F, past any proxy."""
 
 from __future__ import annotations
 
 import http.client
 import json
 from typing import Any
+
+from ffn_faas.credentials import NOTHING, Credentials
 
 
 def request(
@@ -14,13 +16,18 @@ def request(
     body: Any = None,
     timeout_s: float = 5.0,
     host: str = "127.0.0.1",
-    token: str | None = None,
+    credentials: Credentials = NOTHING,
 ) -> tuple[int, Any]:
     """(status, JSON body or None). Raises OSError or http.client.HTTPException when there is no answer."""
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    context = credentials.ssl_context()
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+        if context is not None
+        else http.client.HTTPConnection(host, port, timeout=timeout_s)
+    )
     try:
         payload = None if body is None else json.dumps(body)
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        headers = {"Content-Type": "application/json", **credentials.headers()}
         connection.request(method, path, payload, headers)
         response = connection.getresponse()
         text = response.read()

@@ -103,6 +103,11 @@ class Child:
         causes = [line for line in everything[:-lines] if _ERROR.search(line)][-10:]
         return "\n".join(f"    {line}" for line in [*causes, *everything[-lines:]])
 
+    def cause(self) -> str:
+        """The first line of its log that speaks of an error, cut to 300 characters; "" when none does."""
+        found = (line.strip() for line in self.log_text().splitlines() if _ERROR.search(line))
+        return next(found, "")[:300]
+
     def failure(self, what: str) -> ChildFailed:
         """An error that shows how the child's log ends."""
         return ChildFailed(f"{self.name} {what}; its log ({self.log_path}) ends with\n{self.log_tail()}\n")

@@ -3,7 +3,8 @@
     python -m ffn_faas.deploy.launch deploy/recipes/NAME.env
     DRY_RUN=1 LAYOUT=2A2F python -m ffn_faas.deploy.launch deploy/recipes/NAME.env
 
-Every key of a recipe can be given as an environment variable as well, which wins.
+Every key of a recipe can be given as an environment variable as well, which wins. The pods run until SIGTERM or Ctrl-C
+(a second one kills them), each change of theirs is a line of JSON on stdout, their output goes to --logs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ffn_faas import env
+from ffn_faas.config import is_loopback
 from ffn_faas.deploy import launch_plan, recipe
 from ffn_faas.deploy.local import run_until_signalled
 from ffn_faas.errors import FfnError, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code; runs until SIGTERM or SIGINT unless DRY_RUN=1."""
+    """Returns the exit code; runs until SIGTERM or SIGINT unless DRY_RUN=1. FFN_FAAS_TOKEN goes to all pods."""
     parser = argparse.ArgumentParser(
         prog="python -m ffn_faas.deploy.launch", description=(__doc__ or "").split("\n")[0]
     )
@@ -37,7 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         here = [pod for pod in pods if str(pod.node) == node]
         if not here:
             raise UsageError(f"NODE_RANK={node}: the layout has {len(chosen.nodes)} node(s)")
-        run_until_signalled(launch_plan.manifests(chosen, here), args.logs)
+        token = env.token()
+        if token is None and (exposed := [pod.address for pod in here if not is_loopback(pod.address)]):
+            raise UsageError(
+                f"{exposed[0]} can be reached from other hosts, so F will ask for a token",
+                remedy="set FFN_FAAS_TOKEN (openssl rand -hex 32), the same on all nodes",
+            )
+        run_until_signalled(launch_plan.manifests(chosen, here, token), args.logs)
     except FfnError as error:
         print(f"ffn_faas: error: {error}", file=sys.stderr)
         return error.exit_code

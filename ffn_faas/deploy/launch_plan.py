@@ -14,6 +14,7 @@ from ffn_faas.deploy.recipe import Recipe
 CAM = "npu-async-cam"
 DRAIN_S = {CAM: 120}
 TEARDOWN_S = 10
+SECRET = "ffn-token"  # noqa: S105 - a name
 VISIBLE = {CAM: "ASCEND_RT_VISIBLE_DEVICES"}
 DP_RPC_PORT = 29500
 
@@ -53,12 +54,18 @@ def shell(pods: Iterable[PlannedPod]) -> Iterator[str]:
         yield " ".join([*variables, shlex.join(pod.command)])
 
 
-def manifests(recipe: Recipe, pods: Iterable[PlannedPod]) -> list[Manifest]:
-    """What ``deploy.local`` runs for these pods: probes and grace periods as in deploy/base."""
+def manifests(recipe: Recipe, pods: Iterable[PlannedPod], token: str | None = None) -> list[Manifest]:
+    """What ``deploy.local`` runs for these pods: probes, grace periods and the token's secret as in deploy/base."""
     drain = DRAIN_S.get(recipe.backend, 15)
-    return [
-        _ffn_manifest(recipe, pod, drain) if pod.side == "ffn" else _attention_manifest(recipe, pod) for pod in pods
+    reference = {"name": "FFN_FAAS_TOKEN", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "token"}}}
+    shared = [] if token is None else [reference]
+    made = [
+        _ffn_manifest(recipe, pod, drain, shared) if pod.side == "ffn" else _attention_manifest(recipe, pod, shared)
+        for pod in pods
     ]
+    if token is not None:
+        made.append({"kind": "Secret", "metadata": {"name": SECRET}, "stringData": {"token": token}})
+    return made
 
 
 def _ffn(recipe: Recipe, index: int) -> PlannedPod:
@@ -74,11 +81,15 @@ def _ffn(recipe: Recipe, index: int) -> PlannedPod:
     if recipe.backend == CAM:
         afd = {"role": "ffn", "num_attention_ranks": sum(other.attention for other in recipe.nodes)}
         command.append(f"--additional-config={json.dumps({'afd': afd})}")
+    if recipe.data_port is not None:
+        command.append(f"--data-port={recipe.data_port}")
     if recipe.backend.startswith("gpu"):
         command.append(f"--device-ids={_list(node.ffn_devices)}")
     if recipe.eager and recipe.backend != "cpu":
         command.append("--enforce-eager")
     variables = _devices(recipe, index, node.ffn_devices)
+    if recipe.ffn_threads is not None:
+        variables["FFN_FAAS_NUM_THREADS"] = str(recipe.ffn_threads)
     return PlannedPod(f"ffn-{index}", "ffn", index, address, recipe.ffn_port, variables, command, [])
 
 
@@ -145,17 +156,17 @@ def _probe(pod: PlannedPod, path: str, period: int, failures: int) -> dict[str, 
     return {"httpGet": asked, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def _container(pod: PlannedPod, command: list[str], name: str) -> dict[str, Any]:
+def _container(pod: PlannedPod, command: list[str], name: str, shared: list[dict[str, Any]]) -> dict[str, Any]:
     # "$" is doubled: kubelet's references are not meant here.
     variables = [{"name": key, "value": value.replace("$", "$$")} for key, value in pod.variables.items()]
-    return {"name": name, "args": [word.replace("$", "$$") for word in command], "env": variables}
+    return {"name": name, "args": [word.replace("$", "$$") for word in command], "env": [*variables, *shared]}
 
 
-def _ffn_manifest(recipe: Recipe, pod: PlannedPod, drain: int) -> Manifest:
+def _ffn_manifest(recipe: Recipe, pod: PlannedPod, drain: int, shared: list[dict[str, Any]]) -> Manifest:
     stop_s = drain + TEARDOWN_S
     stop = ["python", "-m", "ffn_faas", "stop", f"--host={pod.address}", f"--port={pod.port}", f"--timeout={stop_s}"]
     container = {
-        **_container(pod, pod.command, "ffn"),
+        **_container(pod, pod.command, "ffn", shared),
         "startupProbe": _probe(pod, "/ready", 1, 2 * recipe.startup_s),
         "livenessProbe": _probe(pod, "/live", 10, 3),
         "readinessProbe": _probe(pod, "/ready", 1, 1),
@@ -166,16 +177,16 @@ def _ffn_manifest(recipe: Recipe, pod: PlannedPod, drain: int) -> Manifest:
     return {"kind": "LeaderWorkerSet", "metadata": {"name": "ffn"}, "spec": {"leaderWorkerTemplate": template}}
 
 
-def _attention_manifest(recipe: Recipe, pod: PlannedPod) -> Manifest:
+def _attention_manifest(recipe: Recipe, pod: PlannedPod, shared: list[dict[str, Any]]) -> Manifest:
     container = {
-        **_container(pod, pod.command, "attention"),
+        **_container(pod, pod.command, "attention", shared),
         "startupProbe": _probe(pod, "/health", 1, recipe.startup_s),
         "livenessProbe": _probe(pod, "/health", 10, 6),
         "readinessProbe": _probe(pod, "/health", 1, 3),
     }
     spec = {
         "terminationGracePeriodSeconds": 90,
-        "initContainers": [_container(pod, pod.gate, "wait-for-ffn")],
+        "initContainers": [_container(pod, pod.gate, "wait-for-ffn", shared)],
         "containers": [container],
     }
     template = {"metadata": {"labels": {"app": "attention"}}, "spec": spec}

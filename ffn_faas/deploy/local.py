@@ -25,7 +25,7 @@ from ffn_faas.demo.processes import Children
 from ffn_faas.deploy import kustomize, names, pods
 from ffn_faas.deploy.environment import Sources
 from ffn_faas.deploy.kustomize import Manifest
-from ffn_faas.deploy.pod import Pod
+from ffn_faas.deploy.pod import BACKOFF_S, Pod, backoff_s
 from ffn_faas.errors import FfnError, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Cluster:
         self._children = Children()
         self._executor = ThreadPoolExecutor(4 * len(self._specs))
         self.pods: dict[str, Pod] = {}
+        self._failures: dict[str, int] = {}
+        self._due: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self._children.__enter__()
@@ -70,16 +72,34 @@ class Cluster:
             members = [pod for pod in self.pods.values() if pod.spec.group == group]
             for pod in members:
                 pod.stop(now)
-            if all(pod.gone for pod in members):
+            if not all(pod.gone for pod in members):
+                continue
+            if group not in self._due:
+                self._due[group] = now + self._delay(group, members, now)
+            if now >= self._due[group]:
+                del self._due[group]
                 self._note(group, "group recreated")
                 for pod in members:
                     self._create(pod.spec)
 
-    def stop(self) -> None:
-        """Terminate all pods, each with its grace period, and wait for the end."""
+    def _delay(self, group: str, members: Sequence[Pod], now: float) -> float:
+        """Seconds before a failed group is made anew: the longer, the more often in a row it hardly came up."""
+        came_up = all(pod.first_ready is not None and now - pod.first_ready > BACKOFF_S for pod in members)
+        failures = self._failures[group] = 1 if came_up else self._failures.get(group, 0) + 1
+        return backoff_s(failures)
+
+    def kill(self) -> None:
+        """End every process of every pod by SIGKILL; ``stop`` then returns at once."""
+        for pod in self.pods.values():
+            pod.kill()
+
+    def stop(self, hurry: threading.Event | None = None) -> None:
+        """Terminate all pods, each with its grace period, and wait for the end; ``hurry`` ends that by ``kill``."""
         for pod in self.pods.values():
             pod.stop(time.monotonic())
         while not all(pod.gone for pod in self.pods.values()):
+            if hurry is not None and hurry.is_set():
+                self.kill()
             for pod in self.pods.values():
                 pod.tick(time.monotonic())
             time.sleep(TICK_S)
@@ -103,10 +123,13 @@ def set_values(manifests: Sequence[Manifest], assignments: Sequence[str]) -> Non
 
 
 def run_until_signalled(manifests: Sequence[Manifest], logs: Path | None) -> None:
-    """Run all pods until SIGTERM or SIGINT, then terminate them; one JSON object per change on stdout."""
-    stop = threading.Event()
+    """Run all pods until SIGTERM or SIGINT, then terminate them; one JSON object per change on stdout.
+
+    A second signal cuts the grace periods short. The handlers stay: a third one must not leave anything half done.
+    """
+    stop, hurry = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: (hurry if stop.is_set() else stop).set())
     logs = logs or Path(tempfile.mkdtemp(prefix="ffn_faas-pods-"))
     logs.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
@@ -118,7 +141,7 @@ def run_until_signalled(manifests: Sequence[Manifest], logs: Path | None) -> Non
         print(json.dumps({"logs": str(logs), "addresses": cluster.addresses}), flush=True)
         while not stop.wait(TICK_S):
             cluster.tick()
-        cluster.stop()
+        cluster.stop(hurry)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,8 +16,13 @@ Note = Callable[[str, str], None]
 BACKOFF_S, LONGEST_BACKOFF_S = 10.0, 300.0
 
 
+def backoff_s(restarts: int) -> float:
+    """Kubelet's delay before the ``restarts``th start after the first one."""
+    return 0.0 if restarts <= 1 else min(BACKOFF_S * 2 ** (restarts - 2), LONGEST_BACKOFF_S)
+
+
 class Pod:
-    """``note(pod, what)`` hears of every change. ``failed`` is set when the pod lost a container."""
+    """``note(pod, what)`` hears of every change. ``failed``: it lost a container."""
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class Pod:
     ) -> None:
         self.spec, self.address = spec, address
         self.ready = self.failed = self.gone = self.stopping = False
+        self.first_ready: float | None = None
         self._sources, self._table, self._logs = sources, table, logs
         self._children, self._executor = children, executor
         self._hear = note
@@ -57,7 +63,7 @@ class Pod:
             elif container.fault and not container.stopping:
                 self._note(f"{container.name}: {container.fault} failed")
                 container.stop(now, self.grace_s)
-        self._publish_ready()
+        self._publish_ready(now)
         self.gone = self.stopping and not self._running
 
     def stop(self, now: float) -> None:
@@ -104,6 +110,8 @@ class Pod:
         self._note(f"{container.name} ended with {describe_exit(code)}")
         if self.stopping:
             return
+        if code != 0 and (cause := container.child.cause()):
+            self._note(f"{container.name} said: {cause}")
         if self._init and container.name == self._init[0]["name"] and code == 0:
             del self._init[0]
             self._due = [] if self._init else self._all_due(now)
@@ -111,12 +119,12 @@ class Pod:
         self.failed = True
         if self.spec.group is None:
             restarts = self._restarts[container.name] = self._restarts.get(container.name, 0) + 1
-            delay = 0.0 if restarts == 1 else min(BACKOFF_S * 2 ** (restarts - 2), LONGEST_BACKOFF_S)
-            self._due.append((now + delay, container.spec))
+            self._due.append((now + backoff_s(restarts), container.spec))
 
-    def _publish_ready(self) -> None:
+    def _publish_ready(self, now: float) -> None:
         containers = len(self.spec.spec["containers"])
         ready = not self._init and len(self._running) == containers and all(c.ready for c in self._running.values())
         if ready != self.ready:
             self.ready = ready
+            self.first_ready = self.first_ready or now
             self._note("Ready" if ready else "not Ready")

@@ -25,9 +25,11 @@ DEFAULTS = {
     "FFN_PORT": "8100",
     "ATTENTION_PORT": "8000",
     "TORCHRUN_PORT": "29400",
+    "DATA_PORT": "8200",
+    "FFN_THREADS": "",
 }
 MODES = ("graph", "eager")
-ONE_HOST = {"cpu": "shared memory", "gpu-deepep-m2n": "CUDA IPC"}
+ONE_HOST = {"gpu-deepep-m2n": "CUDA IPC"}
 """Backends whose windows do not leave a host."""
 
 
@@ -49,6 +51,10 @@ class Recipe:
     ffn_port: int
     attention_port: int
     torchrun_port: int
+    data_port: int | None
+    """cpu, more than one node: base port of the connections that carry rows."""
+    ffn_threads: int | None
+    """cpu: threads of each F rank; None: as serve finds them."""
 
     @property
     def ffn_nodes(self) -> tuple[int, ...]:
@@ -114,6 +120,8 @@ def build(values: Mapping[str, str]) -> Recipe:
         ffn_port=numbers["FFN_PORT"],
         attention_port=numbers["ATTENTION_PORT"],
         torchrun_port=numbers["TORCHRUN_PORT"],
+        data_port=numbers["DATA_PORT"] if values["BACKEND"] == "cpu" and len(nodes) > 1 else None,
+        ffn_threads=_positive("FFN_THREADS", values["FFN_THREADS"]) if values["FFN_THREADS"] else None,
     )
 
 

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from ffn_faas.cli import main, wait
+from ffn_faas.cli import main, stop, wait
+from ffn_faas.http.server import TlsFiles
+from tests.certificates import self_signed
+from tests.http.conftest import Service
 from tests.service.daemon import Daemon, free_port, model_dir, wait_ready
 
 
@@ -118,6 +121,55 @@ def test_stop_shows_the_token_and_says_so_when_f_declines(
 
 def test_stop_of_what_is_gone_is_done() -> None:
     assert main(["stop", "--port", str(free_port())]) == 0
+
+
+@pytest.fixture
+def secured(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """A port that serves TLS and asks for a token, and the arguments that suit it."""
+    for name in ("TOKEN", "TOKEN_FILE", "SSL_CERTFILE", "SSL_CA_CERTS"):
+        monkeypatch.delenv(f"FFN_FAAS_{name}", raising=False)
+    certificate, key = map(str, self_signed(tmp_path))
+    (tmp_path / "token").write_text("secret\n")
+    service = Service(token="secret", tls=TlsFiles(certificate, key))
+    service.to_ready()
+    arguments = ["--port", str(service.port), "--timeout", "20"]
+    yield service, arguments, ["--ssl-ca-certs", certificate], ["--token-file", str(tmp_path / "token")]
+    service.server.shutdown()
+
+
+def test_over_tls_the_certificate_is_checked_and_the_token_shown(secured, capsys: pytest.CaptureFixture[str]) -> None:
+    service, arguments, authorities, token = secured
+    assert main(["wait", *arguments, *authorities]) == 0
+    assert main(["stop", *arguments, *authorities]) == 2
+    assert "HTTP 401" in capsys.readouterr().err
+    threading.Timer(0.5, service.server.shutdown).start()
+    assert main(["stop", *arguments, *authorities, *token]) == 0
+    assert service.state.stop.reason == "POST /stop"
+
+
+def test_in_f_s_own_environment_both_need_no_flags(secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, arguments, (_, certificate), _ = secured
+    monkeypatch.setenv("FFN_FAAS_TOKEN", "secret")
+    monkeypatch.setenv("FFN_FAAS_SSL_CERTFILE", certificate)
+    monkeypatch.setenv("FFN_FAAS_SSL_CA_CERTS", certificate)
+    assert main(["wait", *arguments]) == 0
+    threading.Timer(0.5, service.server.shutdown).start()
+    assert main(["stop", *arguments]) == 0
+
+
+def test_what_can_never_be_asked_is_said_at_once(
+    secured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, arguments, _, _ = secured
+    assert main(["wait", *arguments, "--tls"]) == 2
+    assert "certificate" in capsys.readouterr().err
+    assert main(["stop", *arguments, "--tls"]) == 2
+    assert "certificate" in capsys.readouterr().err
+    monkeypatch.setattr(stop, "ASK_S", 0.1)
+    assert main(["stop", *arguments]) == 2, "plain HTTP to a port that serves TLS"
+    assert "--ssl-ca-certs" in capsys.readouterr().err
+    assert main(["wait", *arguments, "--ssl-ca-certs", "/nowhere/ca.pem"]) == 2
+    assert "/nowhere/ca.pem" in capsys.readouterr().err
 
 
 def test_a_real_f_is_waited_for_and_stopped(tmp_path) -> None:

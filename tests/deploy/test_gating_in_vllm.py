@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,65 +15,21 @@ from ffn_faas.demo import http_client
 from ffn_faas.demo.checkpoint import make_checkpoint
 from ffn_faas.demo.ports import free_ports
 
+from .pod_runner import Runner, running
 from .rendered import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 TOKENS = 400
 
 
-class Local:
-    """A ``python -m ffn_faas.deploy.local`` that runs, and what it has said."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[dict[str, Any]] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(json.loads(line))
-
-    def at(self, pod: str, event: str, number: int = 1, seconds: float = 400) -> float:
-        """Seconds into the run at which the event came for the ``number``th time; waits for it."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self.process.poll() is None:
-            times = [line["s"] for line in self.lines[1:] if line["pod"] == pod and line["event"] == event]
-            if len(times) >= number:
-                return float(times[number - 1])
-            time.sleep(0.05)
-        raise AssertionError(f"{pod} never said {event!r}: {self.lines}")
-
-    def address(self, pod: str) -> str:
-        return str(self.lines[0]["addresses"][pod])
-
-    def finish(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(180)
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-
 @contextmanager
-def local(tmp_path: Path) -> Iterator[Local]:
+def local(tmp_path: Path) -> Iterator[Runner]:
     model = tmp_path / "model"
     make_checkpoint(model, "qwen3_moe", None)
-    command = [sys.executable, "-m", "ffn_faas.deploy.local", str(ROOT / "overlays" / "local")]
-    command += ["--set", f"MODEL={model}", "--set", f"TORCHRUN_PORT={free_ports()}", "--logs", str(tmp_path / "logs")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    running = Local(process)
-    try:
-        yield running
-    except BaseException:
-        for log in sorted((tmp_path / "logs").iterdir()):
-            print(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}")
-        raise
-    finally:
-        if process.poll() is None:
-            running.finish()
+    values = [f"MODEL={model}", f"TORCHRUN_PORT={free_ports()}"]
+    arguments = [str(ROOT / "overlays" / "local"), *(word for value in values for word in ("--set", value))]
+    with running("local", arguments, tmp_path / "logs", {"HF_HUB_OFFLINE": "1"}) as runner:
+        yield runner
 
 
 def kill_pod(root: int, worker_index: str) -> int:
@@ -124,7 +73,5 @@ def test_attention_starts_after_f_and_requests_survive_a_killed_f_pod(tmp_path: 
             assert pods.at(pod, "ffn started", 2) >= recreated
             pods.at(pod, "Ready", 2)
         assert pods.finish() == 0
-        assert [line for line in pods.lines[1:] if line["event"] == "attention started"][1:] == [], (
-            "Attention never restarted"
-        )
+        assert len(pods.times("attention-0", "attention started")) == 1, "Attention never restarted"
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]

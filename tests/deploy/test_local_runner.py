@@ -138,6 +138,16 @@ def test_a_killed_pod_of_a_world_recreates_the_whole_group(tmp_path: Path) -> No
         assert run.count("f-0", "group recreated") == 1
 
 
+def test_a_world_that_never_came_up_is_explained_and_made_anew_after_a_while(tmp_path: Path) -> None:
+    program = "import sys; sys.exit('first\\nERROR no such model\\nERROR later')"
+    container = {"name": "server", "args": ["python", "-c", program]}
+    with running(tmp_path, world(1, container)) as run:
+        run.until(lambda: run.count("f-0", "server ended with exit code 1") == 2)
+        assert run.count("f-0", "server said: ERROR no such model") == 2
+        run.for_seconds(0.5)
+        assert run.count("f-0", "server started") == 2, "the third start waits for ten seconds"
+
+
 def test_a_killed_container_outside_of_a_world_restarts_in_place(tmp_path: Path) -> None:
     (tmp_path / "ready").touch()
     with running(tmp_path, deployment("d", {"containers": [server(tmp_path)]})) as run:
@@ -205,6 +215,18 @@ def test_what_ignores_the_signal_is_killed_when_the_grace_period_is_over(tmp_pat
         run.until(lambda: run.count("f-0", "Ready"))
         run.cluster.stop()
         assert (tmp_path / "signalled").exists()
+        assert run.count("f-0", "server ended with signal SIGKILL") == 1
+
+
+def test_who_is_in_a_hurry_does_not_wait_for_grace_periods(tmp_path: Path) -> None:
+    container = server(tmp_path)
+    container["env"].append({"name": "STUBBORN", "value": "1"})
+    (tmp_path / "ready").touch()
+    hurry = threading.Event()
+    with running(tmp_path, world(1, container, grace=3600)) as run:
+        run.until(lambda: run.count("f-0", "Ready"))
+        threading.Timer(0.5, hurry.set).start()
+        run.cluster.stop(hurry)
         assert run.count("f-0", "server ended with signal SIGKILL") == 1
 
 

@@ -18,6 +18,8 @@ from ffn_faas.service.last_words import TEARDOWN_S
 from .rendered import OVERLAYS, Overlay, all_containers
 
 TORCHRUN_KILLS_AFTER_S = 30.0
+APART = ("cpu-apart",)
+"""Overlays whose windows leave the host."""
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -76,7 +78,7 @@ def test_the_network_policy_opens_the_ports_of_all_local_ranks_and_no_more_doors
     overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = _serve_config(overlay, monkeypatch)
-    management, torchrun = overlay.kind("NetworkPolicy", "ffn")["spec"]["ingress"]
+    management, torchrun, *data = overlay.kind("NetworkPolicy", "ffn")["spec"]["ingress"]
     _, variables = overlay.started(overlay.side("ffn")[0], overlay.container("ffn"))
     (ports,) = management["ports"]
     assert ports["port"] == config.port
@@ -84,6 +86,29 @@ def test_the_network_policy_opens_the_ports_of_all_local_ranks_and_no_more_doors
     assert {peer["podSelector"]["matchLabels"].get("app") for peer in management["from"]} == {"ffn", "attention", None}
     assert [port["port"] for port in torchrun["ports"]] == [int(variables["TORCHRUN_PORT"])]
     assert torchrun["from"] == [{"podSelector": {"matchLabels": {"app": "ffn"}}}]
+    assert bool(data) == (overlay.name in APART)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_where_no_namespace_is_shared_rows_go_to_a_fixed_port_that_attention_may_reach(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay = Overlay(name)
+    config = _serve_config(overlay, monkeypatch)
+    assert config.connector == "tcp"
+    assert config.advertise_address is None, "Attention is told the address that F binds, which is the pod's"
+    assert not config.binds_all_addresses
+    _, variables = overlay.started(overlay.side("ffn")[0], overlay.container("ffn"))
+    *_, data = overlay.kind("NetworkPolicy", "ffn")["spec"]["ingress"]
+    (ports,) = data["ports"]
+    assert ports["protocol"] == "TCP"
+    assert ports["port"] == config.data_port > 0
+    assert ports["endPort"] >= config.data_port + int(variables["RANKS_PER_POD"]) - 1
+    assert config.data_port > config.port + 15, "ranges of the two ports are apart"
+    (peer,) = data["from"]
+    assert peer["podSelector"]["matchLabels"].items() <= overlay.side("attention")[0].labels.items()
+    named = {port["name"]: port["containerPort"] for port in overlay.container("ffn")["ports"]}
+    assert named["data"] == config.data_port
 
 
 def test_probes_ask_paths_and_ports_that_exist(overlay: Overlay) -> None:
@@ -221,6 +246,7 @@ def test_nothing_runs_as_root_or_gains_rights(overlay: Overlay) -> None:
 
 NAMESPACES = {
     "cpu": {"hostNetwork"},
+    "cpu-apart": set(),
     "cpu-statefulset": {"hostNetwork"},
     "local": {"hostNetwork"},
     "nvidia": {"hostNetwork", "hostIPC", "hostPID"},
@@ -232,7 +258,8 @@ def test_namespaces_of_the_host_are_shared_only_where_windows_need_them(overlay:
     for pod in overlay.pods:
         assert {key for key in pod.spec if key.startswith("host")} == NAMESPACES[overlay.name]
     labels = overlay.kind("Namespace")["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+    enforced = "privileged" if NAMESPACES[overlay.name] else "restricted"
+    assert labels["pod-security.kubernetes.io/enforce"] == enforced
     mounts = [mount["mountPath"] for mount in overlay.container("ffn")["volumeMounts"]]
     assert "/dev/shm" not in mounts, "windows have no name there"
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffn_faas import env
 from ffn_faas.afd_block import AfdBlock
 from ffn_faas.cli import serve
 from ffn_faas.deploy import launch, launch_plan, layout, recipe
@@ -66,6 +67,8 @@ def test_f_understands_its_commands_on_every_rank(name: str, monkeypatch: pytest
             assert ignored == []
             assert (config.model, config.backend) == (chosen.model, chosen.backend)
             assert config.port == pod.port
+            apart = chosen.backend == "cpu" and len(chosen.nodes) > 1
+            assert config.data_port == (int(recipe.DEFAULTS["DATA_PORT"]) if apart else 0)
             ranks.append(config.world.rank)
             own = range(chosen.nodes[pod.node].attention, chosen.nodes[pod.node].attention + per_node)
             assert list(config.device_ids) == (list(own) if chosen.backend.startswith("gpu") else [])
@@ -148,7 +151,8 @@ def test_a_layout_that_cannot_be_launched_is_refused(text: str) -> None:
     [
         ({"MODEL": ""}, "MODEL"),
         ({"MODE": "fast"}, "MODE=fast"),
-        ({"LAYOUT": "1A1F,1A1F", "NODES": "a,b"}, "does not leave a host"),
+        ({"LAYOUT": "1A1F,1A1F", "NODES": "a,b", "BACKEND": "gpu-deepep-m2n"}, "does not leave a host"),
+        ({"FFN_THREADS": "0"}, "FFN_THREADS=0"),
         ({"LAYOUT": "1A1F,1A1F", "NODES": "a", "BACKEND": "npu-async-cam"}, r"2 node\(s\), NODES lists 1"),
         ({"LAYOUT": "3A1F", "TENSOR_PARALLEL_SIZE": "2"}, "no multiple"),
         ({"FFN_PORT": "x"}, "FFN_PORT=x"),
@@ -166,6 +170,36 @@ def test_the_environment_wins_over_the_file(
     monkeypatch.setenv("LAYOUT", "1A3F")
     assert launch.main([str(path("qwen3-30b-a3b-cpu"))]) == 0
     assert "--nproc-per-node=3" in capsys.readouterr().out
+
+
+def test_beyond_loopback_nothing_is_started_without_a_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FFN_FAAS_TOKEN", raising=False)
+    assert launch.main([str(path("qwen3-30b-a3b-cpu-apart"))]) == 2
+    assert "node0.example.com can be reached from other hosts" in capsys.readouterr().err
+
+
+def test_every_pod_gets_the_token_and_no_command_line_shows_it() -> None:
+    chosen = recipe.read(path("qwen3-30b-a3b-cpu"))
+    planned = launch_plan.plan(chosen)
+    manifests = launch_plan.manifests(chosen, planned, "a-secret")
+    for pod in pods(manifests):
+        for container in (*pod.spec.get("initContainers", []), *pod.spec["containers"]):
+            variables = environment(container, pod, Sources(manifests), "127.0.0.1")
+            assert variables["FFN_FAAS_TOKEN"] == "a-secret"
+            assert "a-secret" not in " ".join(command(container, variables))
+    assert "a-secret" not in "\n".join(launch_plan.shell(planned))
+
+
+def test_threads_of_f_are_what_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = recipe.build({**recipe.DEFAULTS, "MODEL": "m", "FFN_THREADS": "3"})
+    (f, attention) = launch_plan.plan(chosen)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, value in f.variables.items():
+        monkeypatch.setenv(name, value)
+    assert env.num_threads() == 3
+    assert "FFN_FAAS_NUM_THREADS" not in attention.variables
 
 
 def test_an_unknown_key_is_named_with_its_line(tmp_path: Path) -> None:

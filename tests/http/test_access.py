@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import ssl
-import subprocess
 import threading
 
 import httpx
@@ -16,6 +15,7 @@ from ffn_faas.credentials import NOTHING, Credentials, checked_token, read_token
 from ffn_faas.errors import HandshakeRefused, UsageError
 from ffn_faas.http.server import TlsFiles
 from ffn_faas.protocol import messages
+from tests.certificates import self_signed
 from tests.http.conftest import Service, attach_message, receive
 
 TOKEN = "0123456789abcdef"
@@ -135,15 +135,7 @@ def test_credentials_and_settings_do_not_print_the_token():
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1 that is its own issuer, and its key."""
-    directory = tmp_path_factory.mktemp("tls")
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=f",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return certificate, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_attach_over_tls_checks_the_certificate_and_plain_requests_get_nothing(certificate):
