@@ -40,6 +40,7 @@ MUTATIONS = (
     "any-namespace",
     "any-ids",
     "shared-rank",
+    "keep-input",
 )
 """Honesty rules that the mutation check switches off one by one; bit numbers as in ``native/cam_twin/settings.hpp``."""
 
@@ -145,9 +146,9 @@ def _registered(any_namespace: bool) -> ctypes.CDLL:
 def _for_inference(operator: Callable[..., Any]) -> Callable[..., Any]:
     """The operator, refusing tensors that require grad; the stable ABI cannot ask that of a tensor."""
 
-    def call(*arguments: Any) -> Any:
-        if any(getattr(argument, "requires_grad", False) for argument in arguments):
+    def call(*arguments: Any, **named: Any) -> Any:
+        if any(getattr(argument, "requires_grad", False) for argument in (*arguments, *named.values())):
             raise RuntimeError("the operator is inference only: an input requires grad")
-        return operator(*arguments)
+        return operator(*arguments, **named)
 
     return call

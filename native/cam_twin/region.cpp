@@ -67,7 +67,10 @@ struct File {
       fail("lock", path);
     }
   }
-  ~File() { close(fd); }  // releases the lock
+  ~File() {
+    flock(fd, LOCK_UN);  // closing alone would not: the mapping keeps the open file
+    close(fd);
+  }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   int fd;
@@ -139,7 +142,7 @@ Region::~Region() { munmap(memory_, bytes_); }
 void Region::claim(int64_t rank_index) {
   Rank& line = rank(rank_index);
   int32_t owner = 0;
-  if (line.pid.compare_exchange_strong(owner, getpid()) || owner == getpid() || broken(kAlwaysTake)) return;
+  if (line.pid.compare_exchange_strong(owner, getpid()) || owner == getpid() || broken(kSharedRank)) return;
   throw std::runtime_error("cpu-twin: rank " + std::to_string(rank_index) + " of this group is process " +
                            std::to_string(owner) + "; a rank cannot join a group again");
 }

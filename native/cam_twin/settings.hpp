@@ -21,7 +21,8 @@ enum Mutation : uint64_t {
   kReceiveBeforeSend = 1 << 9,   // a second dispatch receive before combine send passes
   kTakeAnyNamespace = 1 << 10,   // read by twin.py: load beside the real operators
   kAnyIds = 1 << 11,             // combine receive takes other expert ids than were dispatched
-  kAlwaysTake = 1 << 12,         // one rank may be claimed by two processes
+  kSharedRank = 1 << 12,         // one rank may be claimed by two processes
+  kKeepInput = 1 << 13,          // the second grouped matmul leaves its int8 input as it was
 };
 
 struct Settings {

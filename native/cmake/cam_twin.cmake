@@ -3,6 +3,7 @@
 add_library(_cam_twin MODULE
   native/cam_twin/checks.cpp
   native/cam_twin/group.cpp
+  native/cam_twin/grouped_matmul.cpp
   native/cam_twin/library.cpp
   native/cam_twin/ops_exchange.cpp
   native/cam_twin/ops_layered.cpp

@@ -1,0 +1,75 @@
+"""Attention and F processes over the twin: every output bit-equal to the oracle, which never saw the metadata."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from ffn_faas.ascend import twin
+from tests.cam.twin.calls import Sizes
+from tests.cam.twin.system import System
+
+TWO_AND_TWO = Sizes(quant=1)
+SYSTEMS = {
+    "bf16": System(Sizes()),
+    "fp16, rows quantized": System(Sizes(dtype=torch.float16, quant=1), seed=2),
+    "tp2": System(Sizes(tp=2), seed=3),
+    "two groups of tp2, many chunks": System(Sizes(attention=4, tp=2, quant=1), rows=33, seed=4),
+    "one expert a chunk": System(Sizes(dtype=torch.float16), rows=32, seed=5),
+    "an F rank without rows": System(Sizes(attention=2), sparse=True, seed=6),
+    "three F ranks, top-4": System(Sizes(ffn=3, top_k=4, hidden=32), seed=7),
+    "int4": System(Sizes(quant=1, tp=2), experts="int4", seed=8),
+    "int4, chunks, an F rank without rows": System(Sizes(quant=1), experts="int4", rows=32, sparse=True, seed=9),
+    "int8": System(Sizes(quant=1), experts="int8", rows=40, seed=10),
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS.keys())
+def test_every_output_equals_the_oracle(system, tmp_path):
+    for rank, outputs in enumerate(system.run(tmp_path)):
+        for layer, (output, expected) in enumerate(zip(outputs, system.expected(rank), strict=True)):
+            assert output.dtype == system.sizes.dtype
+            assert torch.equal(output, expected), (rank, layer)
+
+
+def test_a_slow_rank_changes_nothing(tmp_path):
+    system = System(Sizes(attention=4, tp=2), rows=40)
+    outputs = system.run(tmp_path, twin.Faults(slow_rank=1, slow_ms=20))
+    assert all(torch.equal(a, b) for a, b in zip(outputs[3], system.expected(3), strict=True))
+
+
+def test_with_death_noticed_the_others_fail_and_name_the_dead_rank(tmp_path):
+    system = System(Sizes(), layers=10000)
+    processes = system.start(tmp_path, twin.Faults(notice_peer_death=True))
+    wait_until_dispatched(system, tmp_path)
+    processes[3].kill()
+    for process in processes:
+        process.join(30)
+    assert all(process.exitcode == 1 for process in processes[:3])
+    reasons = [error.read_text() for error in tmp_path.glob("*.error")]
+    assert len(reasons) == 3
+    assert any(f"rank 3 (process {processes[3].pid}) is gone" in reason for reason in reasons)
+
+
+def test_without_it_a_death_is_a_wait_without_end_and_so_is_a_stuck_receive(tmp_path):
+    system = System(Sizes(), layers=3)
+    processes = system.start(tmp_path, twin.Faults(stuck_rank=2))
+    processes[3].join(0.1)
+    processes[3].kill()
+    processes[3].join()
+    for process in processes[:3]:
+        process.join(0.5)
+        assert process.exitcode is None
+    for process in processes[:3]:
+        process.kill()
+        process.join()
+
+
+def wait_until_dispatched(system: System, directory) -> None:
+    deadline = time.monotonic() + 30
+    while not list(directory.glob("cam-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.5)  # all four take part by now, or are still on their way: both must end alike
