@@ -12,6 +12,7 @@ from ffn_faas.errors import LaunchDisagreement, UsageError
 if TYPE_CHECKING:
     from ffn_faas.afd_block import AfdBlock
     from ffn_faas.experts.spec import MoESpec
+    from ffn_faas.protocol.messages import CamTerms
 
 T = TypeVar("T")
 BACKEND = "npu-async-cam"
@@ -66,6 +67,20 @@ class CamSettings:
             hccl_buffer_mib=extra.hccl_buffer_size if extra else None,
             ops=chosen,
             twin_directory=directory,
+        )
+
+    def terms(self, max_num_batched_tokens: int) -> CamTerms:
+        """What the handshake compares."""
+        from ffn_faas.protocol.messages import CamTerms
+
+        return CamTerms(
+            num_attention_ranks=self.attention_ranks,
+            attn_ranks_per_dp=self.tensor_parallel,
+            max_num_batched_tokens=max_num_batched_tokens,
+            dynamic_quant=self.dynamic_quant,
+            ffn_mega_moe=self.mega,
+            cam_ops=self.ops,
+            cam_twin_directory=self.twin_directory or "",
         )
 
     def shape(self, spec: MoESpec, ffn_ranks: int, max_num_batched_tokens: int) -> CamShape:

@@ -23,12 +23,16 @@ from ffn_faas.protocol.messages import (
     Granted,
     Layers,
     LayersAccepted,
+    Loaded,
     Refused,
     Windows,
     WindowsMapped,
 )
 
 LAYERS_TIMEOUT_S = 60.0
+FAREWELL_S = 5.0
+PAIRABLE = ("pairing", "capturing", "ready")
+"""Phases of F in which this Attention may pair with it."""
 
 
 class Client(Protocol):
@@ -56,6 +60,8 @@ class DataPlane:
     element_size: int
     can_hold: bool = False
     """Whether the client is a ``session.HoldingClient``."""
+    pairs: bool = False
+    """Whether the client is a ``session.PairingClient``."""
 
 
 class Attempt:
@@ -84,8 +90,10 @@ class Attempt:
         self._changed = threading.Condition()
         self._layers: dict[int, list[int]] = {}
         self._attached: set[int] = set()
-        self._closing = False
+        self._closing = self._parting = False
+        self._ended: set[int] = set()
         self._geometry: WindowGeometry | None = None
+        self._on_all_ended: Callable[[], None] | None = None
         self._on_arena: Callable[[int, Any], None] = lambda rank, arena: None
 
     def open(self, timeout_s: float, credentials: Credentials) -> list[Granted]:
@@ -110,6 +118,10 @@ class Attempt:
             self._on_arena = on_arena or self._on_arena
             self._changed.notify_all()
 
+    def when_all_ended(self, call: Callable[[], None]) -> None:
+        """``call`` (any thread) once every F rank has ended the session because it goes away."""
+        self._on_all_ended = call
+
     def declare_layers(self, names: list[str], timeout_s: float = LAYERS_TIMEOUT_S) -> list[int]:
         """Tell F which layers this rank built; returns F's numbers of them."""
         for link in self.links:
@@ -128,6 +140,30 @@ class Attempt:
         Gives up when no F rank made any progress for ``patience_s`` seconds, and in any case after ``limit_s``.
         """
         self._wait(lambda: len(self._attached) == len(self.links), self._standing, patience_s, limit_s)
+
+    def pair(self, patience_s: float, meet: Callable[[str, int, Callable[[], None]], None]) -> None:
+        """Once every F rank is loaded, start together with it: ``meet(host, port, interrupt)`` blocks for that.
+
+        Gives up like ``wait_ready``.
+        """
+        self._wait(lambda: all(link.phase in PAIRABLE for link in self.links), self._standing, patience_s)
+        for link in self.links:
+            link.send(Loaded())
+        first = self.links[0]
+        if first.granted is None:
+            raise SessionLost(f"{first} has granted nothing")
+        meet(first.peer_host, first.granted.rendezvous_port, self._raise_if_failed)
+
+    def part(self, farewell: Callable[[], None]) -> None:
+        """Detach from an F that this Attention has paired with: once all of F ends the session, say ``farewell``."""
+        for link in self.links:
+            with suppress(SessionLost):
+                link.send(Detach())
+        with self._changed:
+            self._parting = True
+            ended = self._changed.wait_for(lambda: len(self._ended) == len(self.links), FAREWELL_S)
+        if ended:
+            farewell()
 
     def broken_windows(self) -> str | None:
         """Which F rank's windows can no longer be reached, and why; None while all can."""
@@ -206,6 +242,12 @@ class Attempt:
             error = HandshakeRefused(f"{link} refused this Attention rank: {message.reason}")
             self._over(error, final=message.final)
         elif isinstance(message, Ended):
+            with self._changed:
+                self._ended.add(link.rank)
+                all_ended = not message.final and len(self._ended) == len(self.links)
+                self._changed.notify_all()
+            if all_ended and self._on_all_ended is not None and not self._parting:
+                self._on_all_ended()
             self._over(SessionLost(f"{link} ended the session: {message.reason}"), final=message.final)
         else:
             self._over(SessionLost(f"{link} sent an unexpected {message.type!r}"), final=True)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ffn_faas.attention.attempt import Client, DataPlane
 from ffn_faas.connectors.base import TCP, WindowGeometry, WindowOffer
-from ffn_faas.protocol.messages import Granted, Transport
+from ffn_faas.errors import HandshakeRefused
+from ffn_faas.protocol.messages import Attach, Granted, Transport
 
 if TYPE_CHECKING:
+    from ffn_faas.afd_block import AfdBlock
     from ffn_faas.experts.spec import MoESpec
 
 
@@ -60,6 +62,44 @@ def device_memory(spec: MoESpec, device: int, *, lethal: bool) -> DataPlane:
         return clients[-1].fetch(offer, geometry, epoch, timeout)
 
     return DataPlane(make_client, fetch, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype], can_hold=True)
+
+
+def async_cam(spec: MoESpec, attach: Attach, block: AfdBlock, *, lethal: bool) -> DataPlane:
+    """Exchanges by the Async CAM operators, or by their twin where the afd block asks for it."""
+    from ffn_faas.ascend.settings import CamSettings
+    from ffn_faas.ascend.step import layer_numbers
+    from ffn_faas.backends.npu import operators
+    from ffn_faas.config import World
+    from ffn_faas.connectors.cam_client import CamClient
+    from ffn_faas.experts.spec import ELEMENT_SIZES
+
+    terms = attach.cam
+    if terms is None:
+        raise HandshakeRefused("transport cam without its settings")
+    settings = CamSettings.of_block(
+        block, attention_ranks=attach.num_attention_ranks, tensor_parallel=terms.attn_ranks_per_dp
+    )
+    ops, device = operators(settings.ops, settings.twin_directory, World(), ())
+
+    def make_client(geometry: WindowGeometry, grants: list[Granted]) -> Client:
+        shape = settings.checked_shape(spec, grants[0].num_ffn_ranks, terms.max_num_batched_tokens, "attention")
+        numbers = layer_numbers(spec.layers)
+        return CamClient(
+            ops,
+            device,
+            settings,
+            shape,
+            numbers,
+            attach.attention_rank,
+            spec.dtype,
+            stages=geometry.stages,
+            lethal=lethal,
+        )
+
+    def fetch(offer: WindowOffer, geometry: WindowGeometry, epoch: int, timeout: float) -> None:
+        """There is nothing to map."""
+
+    return DataPlane(make_client, fetch, spec.hidden_size, spec.top_k, ELEMENT_SIZES[spec.dtype], pairs=True)
 
 
 def for_platform(platform: str) -> tuple[Transport | None, Callable[[MoESpec], DataPlane]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ffn_faas.errors import SessionLost
 
@@ -29,21 +29,39 @@ MARKS_AHEAD = 2
 """How far launches run ahead of the device: a launch into a full queue blocks and holds the GIL, and with it the
 thread that attaches again when F is lost."""
 
-_library: torch.library.Library | None = None
-_bound: DeviceOps | None = None
+_libraries: dict[str, torch.library.Library] = {}
+"""By dispatch key: an op lives as long as the object that registered it."""
+_bound: Ops | None = None
+
+
+class Ops(Protocol):
+    """What stands behind the two ops: DeviceOps, or those of another transport."""
+
+    def dispatch(
+        self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, layer: int, part: int, parts: int
+    ) -> torch.Tensor: ...
+
+    def combine(
+        self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, layer: int, part: int, parts: int
+    ) -> torch.Tensor: ...
 
 
 def bind(client: M2nClient | None) -> None:
     """From now on the ops use ``client``, which is kept alive; None unbinds. Makes the ops exist."""
-    global _bound  # noqa: PLW0603 - torch ops are global, and so is what they call
     load()
-    _bound = None if client is None else DeviceOps(client)
+    bind_ops(None if client is None else DeviceOps(client))
 
 
-def load() -> None:
-    """Make the ops exist for CUDA tensors. Imports torch; needs nothing compiled for it. Idempotent."""
-    global _library  # noqa: PLW0603 - an op lives as long as the object that registered it
-    if _library is not None:
+def bind_ops(ops: Ops | None) -> None:
+    """From now on the ops are ``ops``."""
+    global _bound  # noqa: PLW0603 - torch ops are global, and so is what they call
+    _bound = ops
+
+
+def load(keys: tuple[str, ...] = ("CUDA",)) -> None:
+    """Make the ops exist for tensors of ``keys``. Imports torch; needs nothing compiled for it. Idempotent."""
+    missing = [key for key in keys if key not in _libraries]
+    if not missing:
         return
     import torch
 
@@ -54,9 +72,10 @@ def load() -> None:
         for schema in SCHEMAS:
             library.define(schema)
         ops.register_fakes()
-    library.impl("dispatch", _dispatch, "CUDA")
-    library.impl("combine", _combine, "CUDA")
-    _library = library
+    for key in missing:
+        library.impl("dispatch", _dispatch, key)
+        library.impl("combine", _combine, key)
+        _libraries[key] = library
 
 
 def _dispatch(
@@ -77,7 +96,7 @@ def _combine(
     return _ops().combine(x, topk_weights, topk_ids, layer, part, parts)
 
 
-def _ops() -> DeviceOps:
+def _ops() -> Ops:
     if _bound is None:
         raise SessionLost("no F service is connected in this process")
     return _bound

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from ffn_faas.attention.attempt import DataPlane
+    from ffn_faas.connectors.cam_client import CamClient
     from ffn_faas.connectors.m2n_client import M2nClient
     from ffn_faas.experts.spec import MoESpec
 
@@ -89,6 +90,8 @@ class Place:
     """Equal on all ranks of the deployment."""
     rank: int = 0
     size: int = 1
+    tensor_parallel: int = 1
+    """Ranks that hold the parts of one batch; neighbours."""
 
 
 def attach_message(
@@ -101,6 +104,8 @@ def attach_message(
 ) -> Attach:
     """This worker's Attach."""
     place = place or Place()
+    if block.transport == "cam":
+        return _cam_attach(block, model, peer, max_num_batched_tokens, place)
     from ffn_faas.connectors.host_identity import host_identity
 
     required = block.connector_extra_config.capacity
@@ -115,9 +120,40 @@ def attach_message(
         stages=1,
         capacity=required or min(max_num_batched_tokens, DEFAULT_CAPACITY),
         capacity_is_required=required is not None,
-        transport=transport or cast("Transport", block.connector),
+        transport=transport or cast("Transport", block.transport),
         host=host_identity(),
         fingerprint=model.fingerprint,
+    )
+
+
+def _cam_attach(block: AfdBlock, model: Model, peer: str, max_num_batched_tokens: int, place: Place) -> Attach:
+    """Windows are not granted but reckoned by both sides: what goes into them must be equal."""
+    from ffn_faas.ascend.settings import CamSettings
+    from ffn_faas.connectors.host_identity import host_identity
+
+    extra = block.connector_extra_config
+    if extra.reattach_timeout_s or extra.capacity:
+        key = "reattach_timeout_s" if extra.reattach_timeout_s else "capacity"
+        raise UsageError(
+            f"afd.connector_extra_config.{key} means nothing to connector cam: A and F start and end together, and "
+            "max_num_batched_tokens says what a window holds",
+            remedy="leave it out",
+        )
+    settings = CamSettings.of_block(block, attention_ranks=place.size, tensor_parallel=place.tensor_parallel)
+    return Attach(
+        protocol_version=PROTOCOL_VERSION,
+        software_version=__version__,
+        peer=peer,
+        instance=place.instance,
+        attention_rank=place.rank,
+        num_attention_ranks=place.size,
+        num_ffn_ranks=block.num_ffn_ranks,
+        stages=1,
+        capacity=max(1, max_num_batched_tokens // place.tensor_parallel),
+        transport="cam",
+        host=host_identity(),
+        fingerprint=model.fingerprint,
+        cam=settings.terms(max_num_batched_tokens),
     )
 
 
@@ -133,7 +169,7 @@ class Attached:
 
     def finish(self, layers: list[Any], dropped: ExpertFilter) -> None:
         """Report the memory, block until F is READY, join the ops to the session. Detaches when the process ends."""
-        from ffn_faas.attention import device_ops, ops
+        from ffn_faas.attention import cam_ops, device_ops, ops
 
         held = sum(
             tensor.numel() * tensor.element_size()
@@ -150,6 +186,8 @@ class Attached:
         self.session.wait_ready(self.patience_s)
         if self.transport == "m2n":
             device_ops.bind(cast("M2nClient", self.session.client))
+        elif self.transport == "cam":
+            cam_ops.bind(cast("CamClient", self.session.client))
         else:
             ops.bind(self.session.client)
         atexit.register(self.session.close)
@@ -165,10 +203,13 @@ def open_session(
     make_plane: Callable[[MoESpec], DataPlane] = shared_memory,
 ) -> Attached:
     """Attach to every F rank; blocks until F answers. The torch ops exist after it."""
-    from ffn_faas.attention import device_ops, ops
+    from ffn_faas.attention import cam_ops, device_ops, ops
 
     plane = make_plane(model.spec)
-    (device_ops if attach.transport == "m2n" else ops).load()
+    if attach.transport == "cam":
+        cam_ops.load()
+    else:
+        (device_ops if attach.transport == "m2n" else ops).load()
     extra = block.connector_extra_config
     policy = LossPolicy(extra.reattach_timeout_s, extra.answer_timeout_s)
     session = AttentionSession(f"{block.host}:{block.port}", attach, plane, log, policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -29,6 +30,16 @@ class HoldingClient(Client, Protocol):
 
     def longest_wait(self) -> tuple[float, int]:
         """Seconds that a call has been waiting for an answer, and the F rank it waits for."""
+
+
+class PairingClient(Client, Protocol):
+    """A client that starts together with F; DataPlane.pairs says that this is one."""
+
+    def meet(self, host: str, port: int, interrupt: Callable[[], None]) -> None:
+        """Block until A and F have started together over the store at ``host``."""
+
+    def farewell(self) -> None:
+        """The last exchange, which lets F's pending receive end."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,10 @@ class AttentionSession:
 
         Gives up only when no F rank made any progress for ``patience_s`` seconds.
         """
+        if self._data_plane.pairs:
+            client = cast(PairingClient, self.client)
+            self._attempt.when_all_ended(client.farewell)
+            self._attempt.pair(patience_s, client.meet)
         self._attempt.wait_ready(patience_s)
         with self._changed:
             if self._attempt.failure is not None:
@@ -130,8 +145,11 @@ class AttentionSession:
         with self._changed:
             if self._closing:
                 return
+            parting = self._data_plane.pairs and self._established and not self._failed
             self._closing = True
             self._changed.notify_all()
+        if parting:
+            self._attempt.part(cast(PairingClient, self.client).farewell)
         self._attempt.close()
         if self.client is not None:
             self.client.fail("this Attention has detached from F")

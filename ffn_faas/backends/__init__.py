@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "cpu": ("ffn_faas.backends.cpu", "CpuBackend"),
     "gpu-deepep-m2n": ("ffn_faas.backends.gpu", "GpuBackend"),
-}
-PLANNED = {
-    "npu-async-cam": "Ascend, Async CAM",
+    "npu-async-cam": ("ffn_faas.backends.npu", "NpuBackend"),
 }
 
 
@@ -39,7 +37,5 @@ def _third_party(name: str) -> type[FFNBackend]:
     if name in found:
         loaded: type[FFNBackend] = found[name].load()
         return loaded
-    if name in PLANNED:
-        raise UsageError(f"--backend {name} ({PLANNED[name]}) is not part of this version", remedy="use --backend cpu")
     known = ", ".join(sorted(BUILT_IN.keys() | found.keys()))
     raise UsageError(f"--backend {name} is not known", remedy=f"one of {known}")

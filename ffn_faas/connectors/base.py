@@ -104,6 +104,10 @@ class FFNConnector(ABC):
     def rank_loaded(self, attention_rank: int) -> None:  # noqa: B027
         """An A rank is ready to pair; only where the backend pairs. Any thread; never blocks."""
 
+    def rank_detached(self, attention_rank: int) -> bool:  # noqa: ARG002
+        """An A rank has detached in order; whether it stays attached all the same, until F ends the session."""
+        return False
+
     def rank_left(self, attention_rank: int, reason: str, *, orderly: bool) -> None:  # noqa: B027
         """An attachment has ended, for whatever reason. Any thread; never blocks."""
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ffn_faas.errors import ModelRefused, UsageError
+from ffn_faas.experts import quantized
 from ffn_faas.experts.architectures import ARCHITECTURES, NOT_RUN, Architecture
 from ffn_faas.experts.layouts import BIASES, DOWN, GATE, UP, Source, matrix_shape
 
 ELEMENT_SIZES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+_BITS = {"w4a8": 4, "w8a8": 8}
 _LARGEST_FIELD = 1 << 24
 _STEPS = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval", "interleave_moe_layer_step")
 _LAYER_NUMBERS = ("first_k_dense_replace", "moe_layer_start_index", "moe_layer_end_index")
@@ -34,7 +36,7 @@ class MoESpec:
     activation: str
     """silu or swigluoai, as vLLM's kernels name them."""
     quantization: str
-    """"none", or the method's name."""
+    """"none", w4a8 or w8a8 (experts.quantized)."""
     layers: tuple[str, ...]
     """Checkpoint prefix of each routed-experts layer, in model order: model.layers.3.mlp.experts."""
     has_bias: bool = False
@@ -53,9 +55,13 @@ class MoESpec:
 
     @property
     def expert_bytes(self) -> int:
-        """Resident bytes of one expert of one layer."""
+        """Resident bytes of one expert of one layer, not counting the scales of a quantized one."""
         elements = sum(math.prod(self.matrix_shape(matrix)) for matrix in self.matrices)
-        return elements * ELEMENT_SIZES[self.dtype]
+        return elements * _BITS[self.quantization] // 8 if self.quantization in _BITS else elements * self._element
+
+    @property
+    def _element(self) -> int:
+        return ELEMENT_SIZES[self.dtype]
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -82,7 +88,8 @@ class MoESpec:
             raise UsageError(f"{path} holds no config.json", remedy="MODEL is a Hugging Face directory") from None
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"cannot read {config_path}: {error}") from error
-        return cls.from_config(config, dtype, name=str(path))
+        spec = cls.from_config(config, dtype, name=str(path))
+        return replace(spec, quantization=quantized.of_experts(path, spec.expert_tensors(0, 0)[0]))
 
     @classmethod
     def from_config(cls, config: object, dtype: str = "auto", *, name: str = "the model") -> MoESpec:

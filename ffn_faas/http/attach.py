@@ -123,11 +123,13 @@ class AttachedRank:
             event = await self._events.get()
             if event is None:
                 return LOST
-            if isinstance(event, Detach):
+            if isinstance(event, Detach) and not self._kept_by_connector():
                 return Ending(Cause.RETURNING if event.returning else Cause.DETACHED, "it detached")
             if isinstance(event, Ending):
                 await frames.send(self._socket, Ended(reason=event.reason, final=event.final))
                 return event
+            if isinstance(event, Detach):
+                continue
             if isinstance(event, PhaseChanged):
                 await self._phase_changed()
             elif isinstance(event, Layers):
@@ -139,6 +141,10 @@ class AttachedRank:
             else:
                 await frames.refuse(self._socket, f"unexpected message {event.type}")
                 return Ending(Cause.PROTOCOL_BROKEN, f"it sent {event.type} out of turn")
+
+    def _kept_by_connector(self) -> bool:
+        connector = self._state.connector
+        return connector is not None and connector.rank_detached(self._attach.attention_rank)
 
     async def _grant(self) -> None:
         state = self._state

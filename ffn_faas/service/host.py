@@ -211,6 +211,8 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         stop.on_request(lambda: None if stop.error else lifecycle.drain(stop.reason))
         log.info("READY after %.1f s", lifecycle.snapshot().time_to_ready_s or 0.0)
         run_steps(backend, state.connector, state.sessions, stop)
+        if not stop:
+            stop.request("Attention has detached")
         stop.raise_unless_asked_for()
         _stop(state, backend)
     except Stopped:

@@ -20,6 +20,12 @@ def run_steps(backend: FFNBackend, connector: FFNConnector, sessions: SessionReg
 
 
 def drain(backend: FFNBackend, sessions: SessionRegistry, reason: str, timeout_s: float) -> None:
-    """Finish the posts in flight, then tell every A rank that F goes away."""
+    """Finish the posts in flight, then tell every A rank that F goes away.
+
+    One that paired is told first: a receive that is pending ends only by what Attention sends as its last.
+    """
+    if backend.pairs:
+        backend.cancel_receive()
+        sessions.end_all(Cause.F_STOPPED, f"F stopped: {reason}")
     backend.drain(timeout_s)
     sessions.end_all(Cause.F_STOPPED, f"F stopped: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ffn_faas.afd_block import AfdBlock
@@ -148,7 +148,7 @@ def model_loader(remote: tuple[type, ...], find_layers: Any) -> type:
     from vllm.platforms import current_platform
 
     from ffn_faas.attention import loader
-    from ffn_faas.attention.data_plane import for_platform
+    from ffn_faas.attention.data_plane import async_cam, for_platform
 
     class FfnFaasModelLoader(DefaultModelLoader):
         """Attaches to F before any weight is read, and returns once F is READY: memory is profiled after that."""
@@ -176,6 +176,8 @@ def model_loader(remote: tuple[type, ...], find_layers: Any) -> type:
             place = ranks.place(vllm_config)
             transport, make_plane = for_platform(str(current_platform.device_type))
             attach = loader.attach_message(block, described, f"vllm {vllm_version()}", max_tokens, place, transport)
+            if attach.transport == "cam":
+                make_plane = partial(async_cam, attach=attach, block=block, lethal=True)
             self._attached = loader.open_session(block, described, attach, log, make_plane)
             self._may_be_empty = vllm_config.parallel_config.pipeline_parallel_size > 1
             try:

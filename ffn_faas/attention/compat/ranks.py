@@ -33,7 +33,8 @@ def place(vllm_config: Any) -> Place:
             f"vLLM was told to run {ranks} ranks (tensor x pipeline x data parallel), its world has {world.world_size}",
             remedy="start them as one world, for example with --data-parallel-size instead of separate launches",
         )
-    return Place(world.broadcast_object(uuid.uuid4().hex, src=0), world.rank_in_group, ranks)
+    name = world.broadcast_object(uuid.uuid4().hex, src=0)
+    return Place(name, world.rank_in_group, ranks, vllm_config.parallel_config.tensor_parallel_size)
 
 
 def rows_of_rank(moe_config: Any) -> Rows:
