@@ -223,6 +223,15 @@ class ItemReceiver:
     def expert_rows(self) -> list[list[int]]:
         """Rows computed by layer and local expert; empty before the first link."""
 
+    def record(self, limit: int) -> None:
+        """Keep times of the next ``limit`` items (1 to 4096), and forget those before. ValueError."""
+
+    def recorded(self) -> int:
+        """How many are kept so far."""
+
+    def take_spans(self) -> list[tuple[int, int, int, int, int, int, int, int, int]]:
+        """Stop keeping, and hand out what was: the fields of ``telemetry.spans.StepSpan``, in order."""
+
 @final
 class Call:
     """One batch of one layer by addresses, for tests and peers without torch. The arrays stay the caller's."""
@@ -284,6 +293,12 @@ class AttentionClient:
 
     def counters(self) -> dict[str, int]:
         """posts, resent (of these, again after F was away), wait_ns, sleeps."""
+
+    def record(self, limit: int) -> None:
+        """Keep times of the next ``limit`` posts (1 to 4096), and forget those before. ValueError."""
+
+    def take_spans(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
+        """Stop keeping, and hand out what was: the fields of ``telemetry.spans.PostSpan``, in order."""
 
 def arm_watchdog(seconds: float, exit_code: int, message: str, files: Sequence[tuple[str, str]]) -> None:
     """End the process in ``seconds`` unless disarmed, whatever holds the interpreter; ``files``: (path, content)."""

@@ -65,6 +65,9 @@ class ServeConfig:
     window_memory: int | None = None
     """Most bytes of windows over all sessions; None: what the host has."""
     exit_record: str | None = None
+    profile_dir: str | None = None
+    """Where the times of the first ``profile_steps`` steps are written; None: nowhere."""
+    profile_steps: int = 256
     launched: bool = False
     """Whether a launcher (torchrun) started this process."""
     seed: int = 0

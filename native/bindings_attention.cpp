@@ -1,6 +1,8 @@
 // A's half of the Python module.
 #include <pybind11/stl.h>
 
+#include <array>
+
 #include "bindings.hpp"
 #include "shm/attention_client.hpp"
 
@@ -30,6 +32,15 @@ py::dict counters_of(const ffn::AttentionClient& client) {
   result["resent"] = client.resent.load();
   result["wait_ns"] = client.wait_ns.load();
   result["sleeps"] = client.sleeps.load();
+  return result;
+}
+
+std::vector<std::array<int64_t, 8>> spans_of(ffn::AttentionClient& client) {
+  std::vector<std::array<int64_t, 8>> result;
+  for (const ffn::PostSpan& span : client.spans.take()) {
+    result.push_back({span.dispatching, span.dispatched, span.waiting, span.answered, span.summed, span.stage,
+                      span.layer, span.rows});
+  }
   return result;
 }
 
@@ -68,5 +79,8 @@ void bind_attention(py::module_& m) {
            })
       .def("fail", &ffn::AttentionClient::fail, py::arg("reason"))
       .def("bind", [](const ffn::AttentionClient& client) { return reinterpret_cast<uintptr_t>(client.table()); })
-      .def("counters", &counters_of);
+      .def("counters", &counters_of)
+      .def(
+          "record", [](ffn::AttentionClient& client, int64_t limit) { client.spans.start(limit); }, py::arg("limit"))
+      .def("take_spans", &spans_of);
 }

@@ -1,6 +1,7 @@
 // F's half of the Python module: receiver, items, kernels written in C++.
 #include <pybind11/stl.h>
 
+#include <array>
 #include <map>
 #include <string>
 
@@ -109,6 +110,15 @@ std::vector<std::vector<int64_t>> expert_rows_of(const ffn::ItemReceiver& receiv
   return result;
 }
 
+std::vector<std::array<int64_t, 9>> spans_of(ffn::ItemReceiver& receiver) {
+  std::vector<std::array<int64_t, 9>> result;
+  for (const ffn::StepSpan& span : receiver.spans().take()) {
+    result.push_back({span.began, span.taken, span.gathered, span.sorted, span.computed, span.sent, span.layer,
+                      span.rows, span.parts});
+  }
+  return result;
+}
+
 }  // namespace
 
 void bind_service(py::module_& m) {
@@ -141,5 +151,9 @@ void bind_service(py::module_& m) {
                                                    {"compute", buckets_of(counters.compute)},
                                                    {"send", buckets_of(counters.send)}};
            })
-      .def("expert_rows", &expert_rows_of);
+      .def("expert_rows", &expert_rows_of)
+      .def(
+          "record", [](ffn::ItemReceiver& receiver, int64_t limit) { receiver.spans().start(limit); }, py::arg("limit"))
+      .def("recorded", [](ffn::ItemReceiver& receiver) { return receiver.spans().count(); })
+      .def("take_spans", &spans_of);
 }

@@ -24,6 +24,7 @@ from ffn_faas.protocol.messages import (
     Layers,
     LayersAccepted,
     Loaded,
+    Profile,
     Refused,
     Windows,
     WindowsMapped,
@@ -68,7 +69,8 @@ class Attempt:
     """open -> use -> declare_layers -> wait_ready; each blocks and raises FfnError. ``failure`` is the first one.
 
     ``on_over`` (any thread, no lock held) hears of the end of this attachment once, and whether it is final: F has
-    refused us or ended our session for good, so that attaching again is of no use.
+    refused us or ended our session for good, so that attaching again is of no use. ``on_profile`` (reader thread)
+    answers an F rank that asks for times of posts.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Attempt:
         data_plane: DataPlane,
         log: logging.Logger,
         on_over: Callable[[Attempt, FfnError, bool], None],
+        on_profile: Callable[[FLink, Profile], None] = lambda link, message: None,
     ) -> None:
         self.links: list[FLink] = []
         self.arenas: dict[int, Any] = {}
@@ -87,6 +90,7 @@ class Attempt:
         self._data_plane = data_plane
         self._log = log
         self._on_over = on_over
+        self._on_profile = on_profile
         self._changed = threading.Condition()
         self._layers: dict[int, list[int]] = {}
         self._attached: set[int] = set()
@@ -238,6 +242,8 @@ class Attempt:
             with self._changed:
                 self._attached.add(link.rank)
                 self._changed.notify_all()
+        elif isinstance(message, Profile):
+            self._on_profile(link, message)
         elif isinstance(message, Refused):
             error = HandshakeRefused(f"{link} refused this Attention rank: {message.reason}")
             self._over(error, final=message.final)

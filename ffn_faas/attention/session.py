@@ -6,15 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ffn_faas.attention.attempt import LAYERS_TIMEOUT_S, Attempt, Client, DataPlane
 from ffn_faas.attention.link import RETRY_S, FLink
 from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.credentials import NOTHING, Credentials
 from ffn_faas.errors import FfnError, HandshakeRefused, SessionLost, UsageError
-from ffn_faas.protocol.messages import Attach, Granted
+from ffn_faas.protocol.messages import Attach, Granted, Profile, Profiled, Times
+from ffn_faas.telemetry.spans import clock_offset_ns
 
 WATCH_EVERY_S = 0.25
 
@@ -40,6 +42,17 @@ class PairingClient(Client, Protocol):
 
     def farewell(self) -> None:
         """The last exchange, which lets F's pending receive end."""
+
+
+@runtime_checkable
+class RecordingClient(Protocol):
+    """A client that can keep times of single posts."""
+
+    def record(self, limit: int) -> None:
+        """Keep those of the next ``limit`` posts."""
+
+    def take_spans(self) -> list[Times]:
+        """What was kept: the fields of ``telemetry.spans.PostSpan``."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class AttentionSession:
                 remedy="leave it out",
             )
         self._changed = threading.Condition()
-        self._attempt = Attempt(address, attach, data_plane, log, self._over)
+        self._attempt = Attempt(address, attach, data_plane, log, self._over, self._profile)
         self._credentials = NOTHING
         self._grants: list[Granted] = []
         self._names: list[str] = []
@@ -170,6 +183,17 @@ class AttentionSession:
                 self._fail(error)
             self._changed.notify_all()
 
+    def _profile(self, link: FLink, message: Profile) -> None:
+        """F asks for times of posts: keep the next ones, or send what was kept."""
+        client = self.client
+        if message.posts:
+            if isinstance(client, RecordingClient):
+                client.record(message.posts)
+            return
+        spans: list[Times] = client.take_spans() if isinstance(client, RecordingClient) else []
+        with suppress(SessionLost):
+            link.send(Profiled(clock_offset_ns=clock_offset_ns(), spans=spans))
+
     def _fail(self, error: FfnError) -> None:
         """With the condition held."""
         self._failed = True
@@ -246,7 +270,7 @@ class AttentionSession:
                 "capacity_is_required": True,
             }
         )
-        return Attempt(self._address, self._attach, self._data_plane, self._log, self._over)
+        return Attempt(self._address, self._attach, self._data_plane, self._log, self._over, self._profile)
 
     def _attach_again(self, attempt: Attempt, left: float) -> None:
         deadline = time.monotonic() + left

@@ -14,6 +14,7 @@ COMMANDS = {
     "serve": "run one F rank: load its share of the routed experts and serve Attention",
     "check": "bytes and memory of each F rank for a model, and what is refused, without loading it",
     "top": "watch a running F in the terminal: phases, step times, sessions, tokens per expert",
+    "profile": "capture the next steps of F and of its Attention as a trace for Perfetto",
     "bench": "measure one remote layer on this machine, part by part",
     "wait": "until all F ranks are ready; what starts Attention calls it first",
     "stop": "ask F to stop, and wait until it has",

@@ -15,6 +15,7 @@ from ffn_faas.cli import vllm_flags
 from ffn_faas.config import ServeConfig, World
 from ffn_faas.credentials import checked_token, read_token
 from ffn_faas.errors import LaunchDisagreement, UsageError
+from ffn_faas.telemetry.spans import MOST
 from ffn_faas.units import parse_size
 
 EPILOG = """\
@@ -102,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a step that takes longer is stuck: /live turns 503 (%(default)s)",
     )
     add("--exit-record", metavar="DIR", help="leave DIR/ffn-rank-R.json that says how this rank ended, also by a crash")
+    add("--profile", metavar="DIR", help="write the times of the first steps to DIR/ffn-rank-R.trace.json (Perfetto)")
+    add("--profile-steps", type=int, default=256, metavar="N", help="so many steps (%(default)s)")
     add("--token-file", metavar="FILE", help="token for attach and POST; also FFN_FAAS_TOKEN; needed beyond loopback")
     add("--ssl-certfile", metavar="FILE", help="serve TLS with this certificate (PEM)")
     add("--ssl-keyfile", metavar="FILE", help="its key, if that is in a file of its own")
@@ -143,6 +146,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
     for flag in ("max_sessions", "max_num_batched_tokens", "item_limit"):
         if getattr(args, flag) < 1:
             raise UsageError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}, at least 1 is needed")
+    if not 1 <= args.profile_steps <= MOST:
+        raise UsageError(f"--profile-steps is {args.profile_steps}, 1 to {MOST} can be kept")
     if args.ssl_certfile is None and (args.ssl_keyfile or args.ssl_ca_certs):
         raise UsageError("--ssl-keyfile and --ssl-ca-certs mean nothing without --ssl-certfile")
     checked = (
@@ -169,6 +174,8 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
             world_timeout_s=args.world_timeout,
             stall_timeout_s=args.stall_timeout,
             exit_record=args.exit_record,
+            profile_dir=args.profile,
+            profile_steps=args.profile_steps,
             launched=env.world_size() is not None,
             cam=_cam(args, block),
             connector=_connector(args.connector, block, args.backend),

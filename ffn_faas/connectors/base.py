@@ -10,6 +10,7 @@ from ffn_faas.errors import HandshakeRefused
 
 if TYPE_CHECKING:
     from ffn_faas.protocol.messages import DeviceMemory
+    from ffn_faas.telemetry.spans import StepSpan
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,21 @@ class FFNConnector(ABC):
     def expert_rows(self) -> list[list[int]] | None:
         """Rows computed by layer and local expert; [] before the first session, None where they are not counted."""
         return None
+
+    can_record = False
+    """Whether times of single steps can be kept: ``record``, ``recorded`` and ``take_spans`` work."""
+
+    def record(self, steps: int) -> None:
+        """Keep times of the next ``steps`` items (1 to spans.MOST). Any thread, as the two below; never blocks."""
+        raise NotImplementedError
+
+    def recorded(self) -> int:
+        """How many are kept so far."""
+        raise NotImplementedError
+
+    def take_spans(self) -> list[StepSpan]:
+        """Stop keeping, and hand out what was."""
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:

@@ -14,6 +14,7 @@ from ffn_faas.connectors.tcp import RemoteLinks
 from ffn_faas.errors import ResourceError
 from ffn_faas.memory import require_memory
 from ffn_faas.protocol.window import merge_bytes
+from ffn_faas.telemetry.spans import StepSpan
 
 if TYPE_CHECKING:
     from ffn_faas import _native
@@ -51,6 +52,7 @@ class ShmConnector(FFNConnector):
     """Items are ``_native.Item``; see FFNConnector for threads. Raises NativeMissing without the compiled module."""
 
     transport = "shm"
+    can_record = True
 
     def __init__(
         self,
@@ -176,6 +178,15 @@ class ShmConnector(FFNConnector):
 
     def expert_rows(self) -> list[list[int]]:
         return self._receiver.expert_rows()
+
+    def record(self, steps: int) -> None:
+        self._receiver.record(steps)
+
+    def recorded(self) -> int:
+        return self._receiver.recorded()
+
+    def take_spans(self) -> list[StepSpan]:
+        return [StepSpan(*times) for times in self._receiver.take_spans()]
 
     def close(self) -> None:
         self._broker.close()

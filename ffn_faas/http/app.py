@@ -9,6 +9,7 @@ from ffn_faas.http import frames
 from ffn_faas.http.access import TokenGuard
 from ffn_faas.http.attach import serve_attention
 from ffn_faas.http.page import page_routes
+from ffn_faas.http.profile import profile_routes
 from ffn_faas.http.reports import PhaseReport, StatusReport, StopReport, phase_report, status_report
 from ffn_faas.http.world import serve_member
 from ffn_faas.service.lifecycle import Phase
@@ -25,6 +26,7 @@ def create_app(state: ServiceState) -> FastAPI:
     """The HTTP interface of one F rank; handlers only read ``state`` or ask it to stop."""
     app = FastAPI(title="ffn_faas", version=__version__, docs_url=None, redoc_url=None)
     app.include_router(page_routes(state.config))
+    app.include_router(profile_routes(state))
     app.add_middleware(TokenGuard, token=state.config.token)
 
     async def live(response: Response) -> PhaseReport:

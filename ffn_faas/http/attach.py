@@ -23,6 +23,8 @@ from ffn_faas.protocol.messages import (
     Layers,
     LayersAccepted,
     Loaded,
+    Profile,
+    Profiled,
     Progress,
     Windows,
     WindowsMapped,
@@ -96,7 +98,9 @@ class AttachedRank:
             close=self._events.put,
             window_bytes=_window_bytes(attach, geometry),
             attempt=attach.attempt,
+            ask=self._events.put,
         )
+        self._owes_spans = False
         self._session: Session = state.sessions.join(attach, geometry.capacity, self._link)
         self._name = f"A rank {attach.attention_rank}/{attach.num_attention_ranks} of instance {attach.instance}"
 
@@ -132,6 +136,11 @@ class AttachedRank:
                 continue
             if isinstance(event, PhaseChanged):
                 await self._phase_changed()
+            elif isinstance(event, Profile):
+                self._owes_spans = self._owes_spans or event.posts == 0
+                await frames.send(self._socket, event)
+            elif isinstance(event, Profiled) and self._owes_spans:
+                self._owes_spans, self._link.profiled = False, event
             elif isinstance(event, Layers):
                 await self._layers(event)
             elif isinstance(event, Loaded) and self._state.connector is not None:

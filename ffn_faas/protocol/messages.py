@@ -2,7 +2,8 @@
 
 The order on the attach socket: Attach -> Granted | Refused, then Progress* from F while it loads; Layers ->
 LayersAccepted | Refused any time after Granted; once F is READY: Windows -> WindowsMapped -> Attached. After that
-the socket is silent; its close, or Ended, ends the session. docs/protocol.md tells the same for another peer.
+the socket is silent but for Profile -> Profiled; its close, or Ended, ends the session. docs/protocol.md tells the same
+for another peer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ MAX_RANKS = 1 << 16
 MAX_LAYERS = 1 << 12
 MAX_EXPERTS = 1 << 20
 MAX_EPOCH = (1 << 24) - 1
+MAX_SPANS = 1 << 12
 Name = Annotated[str, Field(max_length=512, pattern="^[^\x00-\x1f\x7f]*$")]
 """One line: it stands in logs and in reasons."""
 Text = Annotated[str, Field(max_length=1 << 16)]
@@ -25,6 +27,7 @@ Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 Transport = Literal["auto", "shm", "tcp", "m2n", "cam"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
+Nanoseconds = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class Message(BaseModel):
@@ -194,6 +197,26 @@ class Ended(Message):
     """False: F goes away, and A may wait for the next one. True: this Attention is at fault, or has lost a rank."""
 
 
+class Profile(Message):
+    """F rank 0 to A, any time after Attached: keep times of the next posts; with 0, send what was kept (Profiled)."""
+
+    type: Literal["profile"] = "profile"
+    posts: int = Field(ge=0, le=MAX_SPANS)
+
+
+Times = tuple[Nanoseconds, Nanoseconds, Nanoseconds, Nanoseconds, Nanoseconds, Rank, Rank, Nanoseconds]
+"""The fields of telemetry.spans.PostSpan: five times of CLOCK_MONOTONIC, stage, layer, rows."""
+
+
+class Profiled(Message):
+    """A's only answer to Profile with 0; no spans where A cannot keep any."""
+
+    type: Literal["profiled"] = "profiled"
+    clock_offset_ns: int = Field(ge=-(1 << 62), le=1 << 62)
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC on A's host."""
+    spans: Annotated[list[Times], Field(max_length=MAX_SPANS)]
+
+
 class WorldJoin(Message):
     """F rank k > 0 to F rank 0, first message on /v1/world."""
 
@@ -251,6 +274,8 @@ AnyMessage = Annotated[
     | Attached
     | Detach
     | Ended
+    | Profile
+    | Profiled
     | WorldJoin
     | WorldWelcome
     | WorldPhase

@@ -27,6 +27,7 @@ from ffn_faas.protocol.topology import expert_range
 from ffn_faas.service.last_words import TEARDOWN_S, LastWords
 from ffn_faas.service.lifecycle import Lifecycle, Phase
 from ffn_faas.service.parent import stop_with_parent
+from ffn_faas.service.profiler import first_steps_kept
 from ffn_faas.service.sessions import Cause, Limits, SessionRegistry
 from ffn_faas.service.signals import stop_on_signals
 from ffn_faas.service.state import ServiceState
@@ -210,7 +211,8 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
         lifecycle.advance(Phase.READY)
         stop.on_request(lambda: None if stop.error else lifecycle.drain(stop.reason))
         log.info("READY after %.1f s", lifecycle.snapshot().time_to_ready_s or 0.0)
-        run_steps(backend, state.connector, state.sessions, stop)
+        with first_steps_kept(state):
+            run_steps(backend, state.connector, state.sessions, stop)
         if not stop:
             stop.request("Attention has detached")
         stop.raise_unless_asked_for()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ffn_faas.protocol.messages import Attach
+from ffn_faas.protocol.messages import Attach, Profile, Profiled
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,10 @@ class Link:
     """Of this link's windows; set by ``SessionRegistry.join``, never used again."""
     window: int | None = None
     attached: bool = False
+    ask: Callable[[Profile], None] = lambda message: None
+    """Send a message to the A rank; any thread, never blocks."""
+    profiled: Profiled | None = None
+    """Its last answer."""
 
 
 @dataclass

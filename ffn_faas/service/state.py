@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ class ServiceState:
     operators: str = ""
     """Which operators stand behind the backend, where there is a choice."""
     connector: FFNConnector | None = None
+    profiling: threading.Lock = field(default_factory=threading.Lock)
+    """Held while times of single steps are captured (service.profiler)."""
     moe_kernel: str = ""
     weight_bytes: int = 0
 

@@ -77,6 +77,7 @@ int Experts::compute(const ffn_item& item) {
   } catch (const std::bad_alloc&) {
     return 1;
   }
+  if (item.sorted_at != nullptr) *item.sorted_at = now_ns();
   if (jobs_.empty()) return 0;
   pool_.run([](void* self, int worker) { static_cast<Experts*>(self)->work(worker); }, this);
   return 0;

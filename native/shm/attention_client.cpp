@@ -210,6 +210,7 @@ void AttentionClient::dispatch(const ffn_attention_call& call) {
   state.rows = call.rows;
   state.handle = call.handle;
   state.begin = 0;
+  state.dispatching = 0;
   if (attachment != nullptr) send_chunk(call, 0, std::move(attachment));
 }
 
@@ -223,6 +224,8 @@ std::shared_ptr<const AttentionClient::Attachment> AttentionClient::attachment_t
 void AttentionClient::send_chunk(const ffn_attention_call& call, int64_t begin,
                                  std::shared_ptr<const Attachment> attachment) {
   Outstanding& state = stages_[call.stage];
+  const bool recorded = spans.active();
+  state.dispatching = recorded ? now_ns() : 0;
   state.begin = begin;
   state.end = std::min(call.rows, begin + geometry_.capacity);
   for (size_t rank = 0; rank < attachment->links.size(); ++rank) {
@@ -241,6 +244,7 @@ void AttentionClient::send_chunk(const ffn_attention_call& call, int64_t begin,
     }
   }
   posts.fetch_add(1, std::memory_order_relaxed);
+  if (recorded) state.dispatched = now_ns();
   if (state.attachment == attachment) return;
   std::lock_guard<std::mutex> lock(mutex_);
   state.attachment = std::move(attachment);
@@ -253,19 +257,29 @@ void AttentionClient::combine(const ffn_attention_call& call, void* out) {
   Outstanding& state = stages_[call.stage];
   std::vector<const Arena*> arenas;
   for (;;) {
+    int64_t waiting = state.dispatching != 0 ? now_ns() : 0;
     while (!await_chunk(call.stage)) {
       send_chunk(call, state.begin, attachment_to_send());
       resent.fetch_add(1, std::memory_order_relaxed);
+      waiting = state.dispatching != 0 ? now_ns() : 0;
     }
+    const int64_t answered = waiting != 0 ? now_ns() : 0;
     arenas.clear();
     for (const auto& link : state.attachment->links) arenas.push_back(link->arena.get());
     sum_partials(call, arenas, state.sent, state.begin, state.end, out);
+    if (waiting != 0) keep_span(call, waiting, answered);
     if (state.end >= call.rows) break;
     send_chunk(call, state.end, attachment_to_send());
   }
   std::lock_guard<std::mutex> lock(mutex_);
   state.active = false;
   state.attachment = nullptr;
+}
+
+void AttentionClient::keep_span(const ffn_attention_call& call, int64_t waiting, int64_t answered) {
+  const Outstanding& state = stages_[call.stage];
+  spans.add({state.dispatching, state.dispatched, waiting, answered, now_ns(), call.stage,
+             state.attachment->layers[call.handle], state.end - state.begin});
 }
 
 bool AttentionClient::await_chunk(int64_t stage) {

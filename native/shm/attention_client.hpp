@@ -10,6 +10,7 @@
 
 #include "ffn_faas/attention_table.h"
 #include "shm/arena.hpp"
+#include "shm/spans.hpp"
 
 namespace ffn {
 
@@ -53,6 +54,7 @@ class AttentionClient {
   std::atomic<int64_t> resent{0};   // of these, again after F was away
   std::atomic<int64_t> wait_ns{0};  // time in combine before the last F rank had answered
   std::atomic<int64_t> sleeps{0};   // waits that outlasted the spin
+  Recorder<PostSpan> spans;
 
  private:
   struct Link {
@@ -72,8 +74,10 @@ class AttentionClient {
     int64_t end = 0;
     std::shared_ptr<const Attachment> attachment;  // where the chunk was sent; null: it was not, F was away
     std::vector<std::vector<int32_t>> sent;        // by F rank: rows of the chunk it was sent, ascending
-    std::atomic<int64_t> waiting_since{0};         // ns, 0 = not
-    std::atomic<int64_t> waiting_for{0};           // F rank
+    int64_t dispatching = 0;                       // ns, where spans are recorded, else 0
+    int64_t dispatched = 0;
+    std::atomic<int64_t> waiting_since{0};  // ns, 0 = not
+    std::atomic<int64_t> waiting_for{0};    // F rank
   };
   enum class Control { kRun, kHold, kFatal };
 
@@ -87,6 +91,7 @@ class AttentionClient {
   void send_chunk(const ffn_attention_call& call, int64_t begin, std::shared_ptr<const Attachment> attachment);
   bool await_chunk(int64_t stage);  // false: it has to be sent again
   bool await_flag(const Arena& arena, const Attachment* attachment, int64_t stage, uint64_t flag);
+  void keep_span(const ffn_attention_call& call, int64_t waiting, int64_t answered);
   bool is_away(const Attachment* attachment) const;  // held, or resumed elsewhere; throws the reason of fail()
   void throw_if_failed() const;
 

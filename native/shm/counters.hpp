@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "shm/spans.hpp"
 #include "shm/sync.hpp"
 
 namespace ffn {
@@ -78,6 +79,7 @@ struct Counters {
   Histogram<kPostsPerItem.size()> parts{kPostsPerItem};  // posts, or parts of posts, in an item
   std::atomic<ExpertRows*> experts{nullptr};             // set once, owned below
   std::unique_ptr<ExpertRows> experts_owner;
+  Recorder<StepSpan> spans;
 };
 
 }  // namespace ffn

@@ -48,12 +48,14 @@ Item::Item(std::vector<Part> taken, int32_t layer_index, std::shared_ptr<Workspa
       rows(total_rows(parts)),
       workspace_(parts.size() > 1 ? std::move(workspace) : nullptr),
       counters_(std::move(counters)),
-      taken_at_(now_ns()) {
+      taken_at_(now_ns()),
+      recorded_(counters_->spans.active()) {
   counters_->taken_at_ns.store(taken_at_, std::memory_order_relaxed);
   if (workspace_ != nullptr) {
     workspace_->in_use.store(true, std::memory_order_relaxed);
     gather();
   }
+  if (recorded_) gathered_at_ = now_ns();
 }
 
 Item::~Item() {
@@ -98,6 +100,7 @@ ffn_item Item::view() const {
     item.weights = post.weights.data() + part.begin * geometry.top_k;
     item.partial = arena.combine_partial(part.stage) + part.begin * geometry.hidden_size;
   }
+  if (recorded_) item.sorted_at = &sorted_at_;
   return item;
 }
 
@@ -134,6 +137,11 @@ void Item::complete() {
   const int64_t posted_at = now_ns();
   const int64_t before = counters.last_step_monotonic_ns.load(std::memory_order_relaxed);
   counters.wait.observe(std::max<int64_t>(0, taken_at_ - (before != 0 ? before : counters.made_at_ns)));
+  if (recorded_) {
+    const int64_t began = std::min(taken_at_, std::max(before, counters.spans.since()));
+    counters.spans.add({began, taken_at_, gathered_at_, sorted_at_, computed_at, posted_at, layer, rows,
+                        static_cast<int64_t>(parts.size())});
+  }
   counters.compute.observe(computed_at - taken_at_);
   counters.send.observe(posted_at - computed_at);
   counters.parts.observe(static_cast<int64_t>(parts.size()));

@@ -97,6 +97,9 @@ class Item {
   const std::shared_ptr<Workspace> workspace_;  // null with one part
   const std::shared_ptr<Counters> counters_;
   const int64_t taken_at_;
+  const bool recorded_;
+  int64_t gathered_at_ = 0;        // where recorded
+  mutable int64_t sorted_at_ = 0;  // where recorded, by the kernel
   std::atomic<bool> completed_{false};
 };
 

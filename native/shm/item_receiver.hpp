@@ -40,6 +40,7 @@ class ItemReceiver {
 
   int doorbell() const { return doorbell_; }
   const Counters& counters() const { return *counters_; }
+  Recorder<StepSpan>& spans() { return counters_->spans; }
 
  private:
   struct Slot {

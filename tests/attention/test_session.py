@@ -20,6 +20,7 @@ from ffn_faas.protocol.messages import (
     Granted,
     Layers,
     LayersAccepted,
+    Profile,
     Progress,
     Refused,
     Windows,
@@ -205,6 +206,34 @@ def test_the_death_of_one_f_rank_fails_the_client_naming_it() -> None:
             reason = client.reason
         assert f"F rank 1 at {addresses[1]} is lost" in reason
         session.close()
+
+
+@pytest.mark.parametrize("kept", [None, [(1, 2, 3, 4, 5, 0, 1, 16)]])
+def test_f_that_asks_for_times_of_posts_gets_what_the_client_kept(kept: list[tuple[int, ...]] | None) -> None:
+    answers: list[Any] = []
+    addresses: list[str] = []
+    answered = threading.Event()
+
+    def then(peer: Peer) -> None:
+        peer.say(Profile(posts=3), Profile(posts=0))
+        answers.append(peer.hear())
+        answered.set()
+        peer.listen_to_the_end()
+
+    with fake_f(serving(addresses, 0, then)) as found:
+        addresses += found
+        session = session_to(addresses[0])
+        session.attach(5.0)
+        if kept is not None:
+            session.client.record = answers.append  # type: ignore[union-attr]
+            session.client.take_spans = lambda: kept  # type: ignore[union-attr]
+        session.declare_layers(NAMES)
+        assert answered.wait(5.0)
+        session.close()
+    *asked, profiled = answers
+    assert asked == ([] if kept is None else [3])
+    assert profiled.spans == (kept or [])
+    assert abs(profiled.clock_offset_ns + time.monotonic_ns() - time.time_ns()) < 10**9
 
 
 def test_an_end_by_f_carries_its_reason() -> None:

@@ -21,6 +21,7 @@ typedef struct ffn_item {
   const int32_t* expert_ids; /* [rows, top_k] local ids, each -1 (no expert here) or below the layer's expert count */
   const float* weights;      /* [rows, top_k]; a private, checked copy like the ids */
   float* partial;            /* [rows, hidden_size] out: sum over the row's local experts of weight * expert(row) */
+  int64_t* sorted_at; /* null, or out: when rows were sorted by expert (CLOCK_MONOTONIC, ns); may be left alone */
 } ffn_item;
 
 typedef struct ffn_expert_kernel {
