@@ -74,6 +74,5 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(arguments: list
 
 
 def test_a_plot_is_a_png(result: dict, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     plot.plot(result, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

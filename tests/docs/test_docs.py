@@ -64,7 +64,7 @@ def test_links_between_pages_and_files_that_pages_name_exist(page):
         assert (ROOT / path).exists() or list(ROOT.glob(f"{path}*")), path
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "top"])
+@pytest.mark.parametrize("command", ["serve", "check", "top", "profile", "wait", "stop"])
 def test_the_settings_page_names_every_flag(command):
     settings = (DOCS / "settings.md").read_text()
     missing = [
@@ -117,7 +117,6 @@ def test_every_help_text_teaches():
             assert not isinstance(action, argparse._VersionAction)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the docs extra is not installed")
 def test_the_site_builds_strictly(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ".mkdocs.yml", "-d", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,9 +41,17 @@ def test_issue_forms_have_what_github_asks_for(form):
         assert field["attributes"]["label"]
 
 
-def test_pre_commit_runs_every_tool_of_the_lint_script():
-    lint = (ROOT / ".ci" / "lint").read_text()
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    for hook in hooks:
-        assert hook["entry"].split()[0] in lint
-    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "mypy", "clang-format"}
+def test_pre_commit_runs_what_ci_runs_before_its_tests():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    (hook,) = repository["hooks"]
+    assert (repository["repo"], hook["language"]) == ("local", "system"), "the tools of the environment, not others"
+    assert (hook["pass_filenames"], hook["always_run"]) == (False, True), "the whole tree, as CI"
+    assert os.access(ROOT / hook["entry"], os.X_OK)
+    assert f'linted="{hook["entry"]} && ' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_ci_installs_every_extra_that_a_test_needs():
+    """Where one is missing tests would be skipped, or fail."""
+    block = (ROOT / "README.md").read_text().partition("## Tests")[2].partition("```")[2].partition("```")[0]
+    (extras,) = re.findall(r"pip install '\.\[([\w,]+)\]'", block)
+    assert {"cpu", "test", "docs", "bench"} <= set(extras.split(","))

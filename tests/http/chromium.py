@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
 import shutil
@@ -11,12 +12,15 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
 from websockets.sync.client import connect
+
+_PR_SET_PDEATHSIG = 1
 
 
 def executable() -> str | None:
@@ -25,7 +29,10 @@ def executable() -> str | None:
 
 
 class Browser:
-    """One Chromium with one page; everything of it is gone when the block ends."""
+    """One Chromium with one page; everything of it is gone when the block ends, or the process that opened it.
+
+    Open it in the main thread: the kernel ties Chromium to the thread that started it.
+    """
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -35,7 +42,10 @@ class Browser:
             flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
             flags += ["--remote-debugging-port=0", f"--user-data-dir={profile}", "--window-size=1200,900"]
             process = subprocess.Popen(
-                [program, *flags, "about:blank"], stderr=subprocess.DEVNULL, start_new_session=True
+                [program, *flags, "about:blank"],
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - it only asks the kernel
             )
             stack.callback(_end, process)
             target = _first_page(process, Path(profile) / "DevToolsActivePort")
@@ -121,6 +131,18 @@ def _first_page(process: subprocess.Popen[bytes], port_file: Path, timeout_s: fl
                 if page["type"] == "page":
                     return page["webSocketDebuggerUrl"]
         time.sleep(0.05)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """In the child, before exec: SIGKILL when the parent dies, at once if it is dead already."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
