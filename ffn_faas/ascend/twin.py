@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "cpu-twin"
+EXCHANGE = frozenset(schema.name for schema in schemas.load() if schema.version == "compact_v2")
+"""Operators of a group; its name is their last argument."""
 
 MUTATIONS = (
     "no-poison",
@@ -76,14 +78,15 @@ _library: ctypes.CDLL | None = None
 def load(directory: Path, seed: int = 0, faults: Faults | None = None, **others: Any) -> OpModule:
     """The twin as an operator module; ``others`` as in Settings. Calling it is the asking: nothing else loads the twin.
 
-    Later calls change the settings of groups that are not joined yet. UsageError where the real operators are
+    Each call makes a twin of its own settings; of the layered operators, which know no group, the last call's hold.
+    UsageError where the real operators are
     registered, or the directory is none; NativeMissing where the twin was not built. Imports torch.
     """
     settings = replace(Settings(directory, seed, faults or Faults()), **others)
     if not settings.directory.is_dir():
         raise UsageError(f"the twin's directory {settings.directory} does not exist")
     library = _registered("any-namespace" in settings.mutations)
-    library.cam_twin_configure(
+    number = library.cam_twin_configure(
         str(settings.directory.resolve()).encode(),
         settings.seed,
         sum(1 << MUTATIONS.index(name) for name in settings.mutations),
@@ -93,10 +96,14 @@ def load(directory: Path, seed: int = 0, faults: Faults | None = None, **others:
         settings.faults.slow_ms,
         settings.swiglu_limit or 0.0,
     )
-    module = table(NAME)
-    if "no-checks" in settings.mutations:
-        return module
-    return OpModule(NAME, **{name: _for_inference(getattr(module, name)) for name in TABLE})
+    registered, checked = table(NAME), "no-checks" not in settings.mutations
+    return OpModule(
+        NAME,
+        **{
+            name: _bound(getattr(registered, name), f"\x1f{number}" if TABLE[name] in EXCHANGE else "", checked)
+            for name in TABLE
+        },
+    )
 
 
 def leave() -> None:
@@ -118,7 +125,7 @@ def library() -> ctypes.CDLL:
     loaded.cam_twin_configure.argtypes = [
         ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, integer, integer, integer, real
     ]  # fmt: skip
-    loaded.cam_twin_configure.restype = None
+    loaded.cam_twin_configure.restype = integer
     loaded.cam_twin_leave_all.restype = None
     return loaded
 
@@ -143,12 +150,19 @@ def _registered(any_namespace: bool) -> ctypes.CDLL:
     return loaded
 
 
-def _for_inference(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator, refusing tensors that require grad; the stable ABI cannot ask that of a tensor."""
+def _bound(operator: Callable[..., Any], behind_group: str, checked: bool) -> Callable[..., Any]:
+    """The operator of one twin, which its group's name tells; refuses tensors that require grad.
+
+    The stable ABI cannot ask a tensor for that.
+    """
 
     def call(*arguments: Any, **named: Any) -> Any:
-        if any(getattr(argument, "requires_grad", False) for argument in (*arguments, *named.values())):
+        if checked and any(getattr(argument, "requires_grad", False) for argument in (*arguments, *named.values())):
             raise RuntimeError("the operator is inference only: an input requires grad")
+        if behind_group and "group_name" in named:
+            named["group_name"] += behind_group
+        elif behind_group:
+            arguments = (*arguments[:-1], arguments[-1] + behind_group)
         return operator(*arguments, **named)
 
     return call

@@ -52,8 +52,9 @@ BORDER int cam_twin_register(const char* schemas, char* reason, size_t reason_si
   }
 }
 
-BORDER void cam_twin_configure(const char* directory, uint64_t seed, uint64_t mutations, int32_t notice_peer_death,
-                               int64_t stuck_rank, int64_t slow_rank, int64_t slow_ms, double swiglu_limit) {
+// The number of these settings; it goes behind the names of groups that are to have them, after the byte 0x1f.
+BORDER int64_t cam_twin_configure(const char* directory, uint64_t seed, uint64_t mutations, int32_t notice_peer_death,
+                                  int64_t stuck_rank, int64_t slow_rank, int64_t slow_ms, double swiglu_limit) {
   cam_twin::Settings settings;
   settings.directory = directory;
   settings.seed = seed;
@@ -63,7 +64,7 @@ BORDER void cam_twin_configure(const char* directory, uint64_t seed, uint64_t mu
   settings.slow_rank = slow_rank;
   settings.slow_ms = slow_ms;
   settings.swiglu_limit = swiglu_limit;
-  cam_twin::configure(settings);
+  return cam_twin::add(settings);
 }
 
 // Unmaps every group of this process; no operator may be running.

@@ -27,6 +27,7 @@ Tensor dispatch_send(const Tensor& x, const Tensor& expert_ids, const Tensor& co
                      int64_t max_seq_len, int64_t batch_size, int64_t hidden_size, int64_t top_k, int64_t moe_rank_num,
                      int64_t attn_rank_num, int64_t route_expert_num_per_moe, int64_t attn_rank_id, int64_t world_size,
                      int64_t layer_index, int64_t tp_size, int64_t dynamic_quant, std::string group_name) {
+  const Use use(&group_name);
   const Check check{"afd_async_dispatch_send"};
   const Topology topology{max_seq_len, hidden_size,  top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe,
                           tp_size,     dynamic_quant};
@@ -54,6 +55,7 @@ std::vector<Tensor> dispatch_recv(const Tensor& x, const Tensor& comm_args, int6
                                   int64_t hidden_size, int64_t top_k, int64_t moe_rank_num, int64_t attn_rank_num,
                                   int64_t route_expert_num_per_moe, int64_t moe_rank_id, int64_t world_size,
                                   int64_t tp_size, int64_t dynamic_quant, std::string group_name) {
+  const Use use(&group_name);
   const Check check{"afd_async_dispatch_recv"};
   const Topology topology{max_seq_len, hidden_size,  top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe,
                           tp_size,     dynamic_quant};
@@ -90,6 +92,7 @@ Tensor combine_send(const Tensor& expand_x, const Tensor& comm_args, const Tenso
                     int64_t max_seq_len, int64_t hidden_size, int64_t top_k, int64_t moe_rank_num,
                     int64_t attn_rank_num, int64_t route_expert_num_per_moe, int64_t moe_rank_id, int64_t world_size,
                     int64_t tp_size, std::string group_name) {
+  const Use use(&group_name);
   const Check check{"afd_async_combine_send"};
   Topology topology{max_seq_len, hidden_size, top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe, tp_size, 0};
   check.topology(topology, world_size);
@@ -115,6 +118,7 @@ Tensor combine_recv(const Tensor& expand_x, const Tensor& expert_ids, const Tens
                     const Tensor& comm_args, int64_t /*comm_id*/, int64_t batch_size, int64_t hidden_size,
                     int64_t top_k, int64_t moe_rank_num, int64_t attn_rank_num, int64_t route_expert_num_per_moe,
                     int64_t attn_rank_id, int64_t world_size, std::string group_name) {
+  const Use use(&group_name);
   const Check check{"afd_async_combine_recv"};
   // This operator is told neither max_seq_len, tp_size nor dynamic_quant.
   Topology topology{kMostSeqLen, hidden_size, top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe, 1, 0};

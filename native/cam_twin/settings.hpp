@@ -1,5 +1,5 @@
-// What this process's twin was told when it was made: where groups meet, the adversary's seed, faults, and, for the
-// test that looks for tests which would not notice, which honesty rule is switched off.
+// What a twin was told when it was made; a process may make several: where groups meet, the adversary's seed, faults,
+// and, for the test that looks for tests which would not notice, which honesty rule is switched off.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,19 @@ struct Settings {
   double swiglu_limit = 0;  // clamp inside the layered SwiGLU, as a later fix of it has; 0: none, as the schema has it
 };
 
-void configure(const Settings& settings);
+// Keeps `settings` for good, since a blocked operator may hold them; their number.
+int64_t add(const Settings& settings);
+
+// Takes the number that twin.py put behind a group's name off it, and makes those settings the calling thread's.
+class Use {
+ public:
+  explicit Use(std::string* group_name);
+  ~Use();
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+};
+
+// Those in use in this thread, else the newest.
 const Settings& settings();
 inline bool broken(Mutation rule) { return (settings().mutations & rule) != 0; }
 

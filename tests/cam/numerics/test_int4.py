@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ffn_faas.ascend.numerics import int4, scales
@@ -24,6 +24,7 @@ def test_nibble_j_of_a_word_is_column_j():
     assert int4.to_words(values).tolist() == [0xD32087F1 - (1 << 32)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(nibbles, min_size=16, max_size=16), min_size=2, max_size=6).filter(lambda v: len(v) % 2 == 0))
 def test_both_packings_come_back(values):
     tensor = torch.tensor(values, dtype=torch.int8)

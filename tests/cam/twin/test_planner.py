@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ffn_faas.ascend import twin
@@ -47,6 +47,7 @@ def test_the_deployment_that_is_known_to_need_1_61_gb():
     assert round(attention / 1e9, 2) == 1.61
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 8), st.integers(1, 8), st.integers(1, 64), st.sampled_from([1, 2]), st.integers(1, 300),
     st.integers(1, 8), st.booleans(),
@@ -73,6 +74,7 @@ def test_chunks_are_whole_experts_as_many_as_fit(totals, capacity, lasts):
     assert plan(totals, capacity) == lasts
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(9, 20))
 def test_any_plan_covers_all_experts_within_capacity_and_leaves_no_room_unused(totals, capacity):
     lasts = plan(totals, capacity)

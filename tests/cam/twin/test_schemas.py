@@ -54,6 +54,17 @@ def test_a_directory_that_does_not_exist_is_refused(tmp_path):
         twin_module(tmp_path / "nowhere")
 
 
+def test_two_twins_of_one_process_keep_their_own_directories(tmp_path):
+    places = [tmp_path / "one", tmp_path / "two"]
+    for place in places:
+        place.mkdir()
+    sizes = Sizes(attention=1, ffn=1)
+    x, ids, _ = calls.inputs(sizes, 1, 1)
+    for module in [twin_module(place) for place in places]:
+        calls.dispatch_send(module, sizes, 0, 0, x, ids)
+    assert [len(list(place.iterdir())) for place in places] == [1, 1]
+
+
 @pytest.mark.parametrize("quant", [0, 1])
 def test_meta_kernels_give_shapes_and_types_without_any_peer(ops, quant):
     sizes = Sizes(tp=2, quant=quant)
