@@ -87,6 +87,7 @@ class WorldHub(WorldView):
 
     def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest, own_address: str) -> None:
         self._lock = threading.Lock()
+        self._phase_lock = threading.Lock()
         self._members: dict[int, Send] = {}
         self._closed = False
         super().__init__(config, lifecycle, stop)
@@ -158,8 +159,9 @@ class WorldHub(WorldView):
         return f"F ranks {absent} of {self.config.world.size} did not join F rank 0 within {seconds:.0f} s"
 
     def _own_phase_changed(self) -> None:
-        self.phases[0] = self.lifecycle.phase.value
-        self._tell_all(WorldPhases(phases=self.phases))
+        with self._phase_lock:  # two threads may change the phase in a row: what is told last must be the latest
+            self.phases[0] = self.lifecycle.phase.value
+            self._tell_all(WorldPhases(phases=self.phases))
 
     def _tell_stop(self) -> None:
         self._tell_all(self._stop_message())

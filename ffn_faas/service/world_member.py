@@ -37,6 +37,7 @@ class WorldMember(WorldView):
     def __init__(self, config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest, own_address: str) -> None:
         self._socket: ClientConnection | None = None
         self._send_lock = threading.Lock()
+        self._phase_lock = threading.Lock()
         self._closing = self._joined = False
         self._own_address = own_address
         self._hub = f"{config.rank_zero_host}:{config.port}"
@@ -126,10 +127,11 @@ class WorldMember(WorldView):
         return f"F rank 0 ({self._hub}) was reached, but the world was not complete within {seconds:.0f} s"
 
     def _own_phase_changed(self) -> None:
-        snapshot = self.lifecycle.snapshot()
-        self.phases[self.config.world.rank] = snapshot.phase.value
-        if self._joined:
-            self._send(WorldPhase(phase=snapshot.phase.value, progress=snapshot.progress, reason=snapshot.reason))
+        with self._phase_lock:  # two threads may change the phase in a row: what is sent last must be the latest
+            snapshot = self.lifecycle.snapshot()
+            self.phases[self.config.world.rank] = snapshot.phase.value
+            if self._joined:
+                self._send(WorldPhase(phase=snapshot.phase.value, progress=snapshot.progress, reason=snapshot.reason))
 
     def _tell_stop(self) -> None:
         self._send(self._stop_message())

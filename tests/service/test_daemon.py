@@ -200,4 +200,4 @@ def test_torchruns_agent_store_variable_does_not_matter(serve):
         daemon.signal(signal.SIGTERM)
         code, output = daemon.finish()
     assert code == -signal.SIGTERM or code in (0, 1), output
-    assert output.count("stopped: SIGTERM") == 2
+    assert output.count("stopped: SIGTERM") == 2, output

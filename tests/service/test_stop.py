@@ -3,7 +3,10 @@
 import pytest
 
 from ffn_faas.errors import WorldLost
+from ffn_faas.service import host
+from ffn_faas.service.lifecycle import Phase
 from ffn_faas.service.stop import Stopped, StopRequest
+from tests.http.conftest import Service
 
 
 def test_the_first_request_wins_and_wakes_everyone():
@@ -46,3 +49,23 @@ def test_a_stop_under_way_is_told_to_hurry_once_and_stays_what_it_was():
     stop.request("again", limit_s=1.0)
     assert woken == [None, 9.0]
     assert stop.error is None
+
+
+class QuickBackend:
+    """Ends at once."""
+
+    def drain(self, deadline_s):
+        pass
+
+
+def test_a_step_loop_that_ends_before_the_phase_was_changed_is_a_clean_stop_all_the_same():
+    service = Service()
+    state = service.state
+    try:
+        service.to_ready()
+        state.stop.request("SIGTERM")  # nobody has told the lifecycle: the thread that asks is still on its way to it
+        host._stop(state, QuickBackend())
+    finally:
+        service.server.shutdown()
+    assert state.lifecycle.phase is Phase.STOPPED
+    assert "draining" in state.lifecycle.snapshot().seconds

@@ -1,5 +1,6 @@
 """F ranks join F rank 0, agree, and end together."""
 
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from ffn_faas.config import ServeConfig, World
 from ffn_faas.errors import LaunchDisagreement, WorldLost
 from ffn_faas.service.lifecycle import Lifecycle, Phase
 from ffn_faas.service.stop import StopRequest
+from ffn_faas.service.world import WorldHub
 from ffn_faas.service.world_member import WorldMember
 from tests.http.conftest import Service
 
@@ -140,6 +142,58 @@ def test_ranks_that_finish_one_by_one_are_not_lost_and_f_rank_0_waits_for_the_la
     hub.state.world.await_others(30.0)
     assert time.monotonic() - began < 20
     assert (hub.state.stop.error, one.stop.error, two.stop.error) == (None, None, None)
+
+
+class Slow(Lifecycle):
+    """One thread, once it has read the phase, is held before it can pass it on."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_read, self.go_on, self.held = threading.Event(), threading.Event(), None
+
+    def _hold(self):
+        if threading.current_thread() is self.held:
+            self.has_read.set()
+            assert self.go_on.wait(10)
+
+    @property
+    def phase(self):
+        read = super().phase
+        self._hold()
+        return read
+
+    def snapshot(self):
+        read = super().snapshot()
+        self._hold()
+        return read
+
+
+@pytest.mark.parametrize("kind", ["hub", "member"])
+def test_the_last_phase_that_others_hear_is_the_last_one_entered(hub, kind):
+    lifecycle = Slow()
+    config = ServeConfig(model="m", port=hub.port, world=World(1, 3, 1, 3), world_timeout_s=5.0)
+    told = []
+    if kind == "hub":
+        view = WorldHub(ServeConfig(model="m", world=World(0, 3, 0, 3)), lifecycle, StopRequest(), "here")
+        view._members[1] = lambda message: told.append(message.phases[0])
+    else:
+        view = WorldMember(config, lifecycle, StopRequest(), "here")
+        wait_until(lambda: view._joined and view._thread.is_alive())
+        view._send = lambda message: told.append(message.phase)
+    for phase in (Phase.LOADING, Phase.CAPTURING, Phase.READY):
+        lifecycle.advance(phase)
+    lifecycle.held = threading.Thread(target=lifecycle.drain, args=("SIGTERM",))
+    lifecycle.held.start()
+    assert lifecycle.has_read.wait(10)
+    other = threading.Thread(target=lifecycle.advance, args=(Phase.STOPPED,))
+    other.start()
+    other.join(0.3)  # it may be told first, or wait for its turn
+    lifecycle.go_on.set()
+    lifecycle.held.join(10)
+    other.join(10)
+    view.close()
+    assert told[-1] == "stopped"
+    assert view.phases[config.world.rank if kind == "member" else 0] == "stopped"
 
 
 @pytest.mark.parametrize("token", [None, "other"])
