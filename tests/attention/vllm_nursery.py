@@ -2,8 +2,9 @@
 
 ``python -m tests.attention.vllm_nursery``: a request is one JSON line on stdin, a list of runs that go on side by side;
 its answer is one line on stdout, the exit status of each. A run has ``settings`` of ``LLM``, ``env``, ``prompts``,
-``tokens``, ``unsliced`` (if true, every rank sends all rows), ``watch`` (if true, its report has the order of events
-in the MoE layers) and the path of its ``report``; its log is beside that.
+``tokens``, ``logprobs`` (how many tokens at each position, 1 if absent), ``unsliced`` (if true, every rank sends all
+rows), ``watch`` (if true, its report has the order of events in the MoE layers) and the path of its ``report``; its log
+is beside that.
 Workers of vLLM are forks too: its own multi-process executor, without importing everything again in each.
 """
 
@@ -46,7 +47,12 @@ IMPORTED_BY_EVERY_RUN = (
 
 
 class Nursery:
-    """The side of the tests. A report has the ``answers`` of a run and the ``cpu_seconds`` that it took."""
+    """The side of the tests.
+
+    A report has the ``answers`` of a run, each its tokens and the log-probabilities at every position; ``layers``, the
+    name of each layer of routed experts that the main process holds and the bytes of its weights; and the
+    ``cpu_seconds`` that it took.
+    """
 
     def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
         self._directory = directory
@@ -93,6 +99,7 @@ def nursery(env: dict[str, str]) -> Iterator[Nursery]:
 
 
 def main() -> None:
+    from vllm.model_executor.models import registry
     from vllm.v1.executor import multiproc_executor
 
     for name in IMPORTED_BY_EVERY_RUN:
@@ -102,6 +109,7 @@ def main() -> None:
     CacheBase.get_system()  # hashes all of Triton, once for all forks
     gc.collect()
     gc.freeze()  # no fork looks through what all of them share
+    registry._run_in_subprocess = lambda look: look()  # no process, with all its imports, to look at a class
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     for line in sys.stdin:
         children = []
@@ -128,17 +136,33 @@ def _run(run: dict[str, Any]) -> None:
     # Eager vLLM still compiles how it ranks log-probabilities, which takes longer than all the rest.
     torch._dynamo.config.disable = run["settings"]["enforce_eager"]
     llm = LLM(**run["settings"])
-    sampling = SamplingParams(temperature=0, max_tokens=run["tokens"], logprobs=1, ignore_eos=True)
+    best = run.get("logprobs", 1)
+    sampling = SamplingParams(temperature=0, max_tokens=run["tokens"], logprobs=best, ignore_eos=True)
     answers, events = [], list[str]()
     with _watched(llm, events) if run.get("watch") else nullcontext():
         for prompt in run["prompts"]:
             output = llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
-            logprobs = [entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids, strict=True)]
+            logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
             answers.append([list(output.token_ids), logprobs])
+    layers = [] if len(multiprocessing.active_children()) else llm.apply_model(_routed_experts)[0]
     llm.llm_engine.engine_core.shutdown()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    Path(run["report"]).write_text(json.dumps({"answers": answers, "events": events, "cpu_seconds": seconds}))
+    report = {"answers": answers, "layers": layers, "events": events, "cpu_seconds": seconds}
+    Path(run["report"]).write_text(json.dumps(report))
+
+
+def _routed_experts(model: Any) -> list[tuple[str, int]]:
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    return [
+        (
+            layer.layer_name,
+            sum(weight.nbytes for name, weight in layer.named_parameters() if name != "e_score_correction_bias"),
+        )
+        for layer in model.modules()
+        if isinstance(layer, RoutedExperts)
+    ]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,15 +13,23 @@ from typing import Any
 import pytest
 
 from ffn_faas.demo.checkpoint import make_checkpoint
+from ffn_faas.demo.corpus import prompts
 from ffn_faas.demo.families import FAMILIES
 from ffn_faas.demo.ports import free_ports
 from ffn_faas.demo.report import LARGEST_ERROR_RATIO
-
-from .demo_process import environment
+from tests.attention.vllm_nursery import Nursery, nursery
+from tests.attention.vllm_process import attention, environment
 
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
-ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 512,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 4,
+    "enable_prefix_caching": False,
+    "seed": 0,
+    "kv_cache_memory_bytes": 64 << 20,
+}
 COMPILED = ("deepseek_v3", "gpt_oss", "mixtral")
 """Latent attention with grouped top-k and shared experts; biases and a class of its own; the plain case."""
 
@@ -47,71 +54,17 @@ def f_world(model: Path, ranks: int, kernel: str = "vllm") -> Iterator[int]:
             process.wait(30)
 
 
-class Worker:
-    """A process of ``architecture_run``, started when it is first asked, and again after it died."""
-
-    def __init__(self, directory: Path, mode: str) -> None:
-        self._directory = directory
-        self._mode = mode
-        self._process: subprocess.Popen[str] | None = None
-
-    def compare(self, model: Path, port: int) -> dict[str, Any]:
-        """Stock's and Attention's answers."""
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps({"model": str(model), "port": port, "mode": self._mode}) + "\n")
-        process.stdin.flush()
-        line = next((line for line in process.stdout if line.startswith("RESULT ")), None)
-        assert line is not None, self._log.read_text(errors="replace")[-4000:]
-        answer: dict[str, Any] = json.loads(line.partition(" ")[2])
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            surroundings = {
-                **environment(f"--{self._mode}"),
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-                "VLLM_CACHE_ROOT": str(self._directory / "vllm-cache"),
-                "HF_HUB_OFFLINE": "1",
-            }
-            with self._log.open("w") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.e2e.architecture_run"],
-                    cwd=ROOT,
-                    env=surroundings,
-                    text=True,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                )
-        return self._process
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / f"vllm-{self._mode}.log"
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate(timeout=30)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("architectures")
 
 
 @pytest.fixture(scope="module")
-def workers(models: Path) -> Iterator[dict[str, Worker]]:
-    made = {mode: Worker(models, mode) for mode in ("eager", "compiled")}
-    yield made
-    for worker in made.values():
-        worker.close()
+def vllms(models: Path) -> Iterator[Nursery]:
+    env = environment(VLLM_CACHE_ROOT=str(models / "vllm-cache"), HF_HUB_OFFLINE="1")
+    env.pop("VLLM_CPU_KVCACHE_SPACE")
+    with nursery(env) as made:
+        yield made
 
 
 def checkpoint(models: Path, arch: str) -> Path:
@@ -122,17 +75,20 @@ def checkpoint(models: Path, arch: str) -> Path:
 @pytest.mark.parametrize(
     ("arch", "mode"), [*((arch, "eager") for arch in FAMILIES), *((arch, "compiled") for arch in COMPILED)]
 )
-def test_every_token_and_logprob_equals_stock(models: Path, workers: dict[str, Worker], arch: str, mode: str) -> None:
+def test_every_token_and_logprob_equals_stock(models: Path, vllms: Nursery, arch: str, mode: str) -> None:
     model = checkpoint(models, arch)
+    settings = {**SETTINGS, "model": str(model), "enforce_eager": mode == "eager"}
+    asked = {"prompts": prompts(6), "tokens": 48, "logprobs": 5}
+    (stock,) = vllms.run({**asked, "settings": settings, "env": {"VLLM_PLUGINS": ""}})
     with f_world(model, ranks=1) as port:
-        found = workers[mode].compare(model, port)
-    stock, attention = found["stock"], found["attention"]
-    assert [len(answer["tokens"]) for answer in stock["answers"]] == [48] * 6
-    assert len({token for answer in stock["answers"] for token in answer["tokens"]}) >= 20
-    assert attention["answers"] == stock["answers"]
-    assert sum(nbytes for _, _, nbytes in stock["layers"]) > 0
-    assert sum(nbytes for _, _, nbytes in attention["layers"]) == 0
-    assert [name for name, _, _ in attention["layers"]] == [name for name, _, _ in stock["layers"]]
+        (remote,) = vllms.run({**asked, "settings": settings | attention(port), "env": {}})
+    spoken = [tokens for tokens, _ in stock["answers"]]
+    assert [len(tokens) for tokens in spoken] == [48] * 6
+    assert len({token for tokens in spoken for token in tokens}) >= 20
+    assert remote["answers"] == stock["answers"]
+    assert sum(nbytes for _, nbytes in stock["layers"]) > 0
+    assert sum(nbytes for _, nbytes in remote["layers"]) == 0
+    assert [name for name, _ in remote["layers"]] == [name for name, _ in stock["layers"]]
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", *FAMILIES])
