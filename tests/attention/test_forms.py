@@ -52,7 +52,6 @@ Stock = Callable[..., Answers]
 def vllms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     cache_root = tmp_path_factory.mktemp("vllm-cache")
     env = environment(**ONE_THREAD, VLLM_CACHE_ROOT=str(cache_root))
-    env.pop("VLLM_CPU_KVCACHE_SPACE")  # whole GiB, which every rank would fill with zeros
     with nursery(env) as made:
         yield made
 

@@ -62,7 +62,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def vllms(models: Path) -> Iterator[Nursery]:
     env = environment(VLLM_CACHE_ROOT=str(models / "vllm-cache"), HF_HUB_OFFLINE="1")
-    env.pop("VLLM_CPU_KVCACHE_SPACE")
     with nursery(env) as made:
         yield made
 
