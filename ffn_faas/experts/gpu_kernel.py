@@ -79,8 +79,8 @@ class GpuExperts(ExpertKernel):
             self._uploaders.append(uploader)
         return uploader.buffer(self.spec.matrix_shape(matrix))
 
-    def finish_matrix(self, layer: int, expert: int, matrix: int, buffer: torch.Tensor) -> None:
-        rows, width = buffer.shape
+    def finish_matrix(self, layer: int, expert: int, matrix: int) -> None:
+        rows, width = self.spec.matrix_shape(matrix)
         self._thread.uploader.put(self._target(layer, expert, matrix), self._place[matrix], rows, 2 * width)
 
     def fill_dummy(self, layer: int, expert: int, local: int, matrix: int, dummy: DummyWeights) -> None:

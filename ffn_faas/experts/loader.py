@@ -165,23 +165,21 @@ def _split(entry: TensorEntry, source: Source) -> Iterator[tuple[TensorEntry, So
 
 def _read(fd: int, read: _Read, kernel: ExpertKernel) -> int:
     """Fill the kernel's buffers, straight from the file where bytes and order are the same. Returns the bytes read."""
-    import torch
-
     entry, source = read.entry, read.source
-    stored = getattr(torch, dtype_name(entry))
     plain = len(source.matrices) == 1 and not source.transposed
-    if plain:
-        destination = kernel.matrix_buffer(read.layer, read.expert, source.matrices[0])
-        if destination.dtype == stored:
-            _fill(fd, entry, destination)
-            kernel.finish_matrix(read.layer, read.expert, source.matrices[0], destination)
-            return entry.nbytes
-    staging = torch.empty(entry.shape, dtype=stored)
-    _fill(fd, entry, staging)
+    if plain and dtype_name(entry) == kernel.spec.dtype:
+        where = read.layer, read.expert, source.matrices[0]
+        _fill(fd, entry, kernel.matrix_address(*where))
+        kernel.finish_matrix(*where)
+        return entry.nbytes
+    import torch  # only here: an F rank that need not convert does without it
+
+    staging = torch.empty(entry.shape, dtype=getattr(torch, dtype_name(entry)))
+    _fill(fd, entry, staging.data_ptr())
     for matrix, values in zip(source.matrices, _matrices(staging, source), strict=True):
         destination = kernel.matrix_buffer(read.layer, read.expert, matrix)
         destination.copy_(values)
-        kernel.finish_matrix(read.layer, read.expert, matrix, destination)
+        kernel.finish_matrix(read.layer, read.expert, matrix)
     return entry.nbytes
 
 
@@ -194,9 +192,9 @@ def _matrices(stored: torch.Tensor, source: Source) -> list[torch.Tensor]:
     return list(values.chunk(count))
 
 
-def _fill(fd: int, entry: TensorEntry, target: torch.Tensor) -> None:
-    """Read all of ``entry`` into ``target``, contiguous and of as many bytes."""
-    view = memoryview((ctypes.c_char * entry.nbytes).from_address(target.data_ptr())).cast("B")
+def _fill(fd: int, entry: TensorEntry, address: int) -> None:
+    """Read all of ``entry`` into as many bytes at ``address``."""
+    view = memoryview((ctypes.c_char * entry.nbytes).from_address(address)).cast("B")
     done = 0
     while done < entry.nbytes:
         try:

@@ -100,7 +100,7 @@ def test_every_expert_of_every_layer_lies_at_layer_times_count_plus_local_id(spe
             names = "gate", "up", "down"
             for matrix, buffer in enumerate((wide[0], wide[1], narrow)):
                 if checkpoint is None:
-                    dummy.fill(buffer, layer, expert, matrix)
+                    dummy.write(buffer.data_ptr(), layer, expert, matrix)
                 else:
                     buffer.copy_(stored[f"model.layers.{layer}.mlp.experts.{expert}.{names[matrix]}_proj.weight"])
             row = layer * len(experts) + local

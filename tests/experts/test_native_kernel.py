@@ -39,7 +39,7 @@ def build(model: TinyModel, *, threads: int = 2, path: str = "auto") -> NativeKe
             for matrix, source in enumerate((*w13[expert].chunk(2), w2[expert])):
                 buffer = kernel.matrix_buffer(layer, expert, matrix)
                 buffer.copy_(source)
-                kernel.finish_matrix(layer, expert, matrix, buffer)
+                kernel.finish_matrix(layer, expert, matrix)
     kernel.finish()
     return kernel
 

@@ -104,7 +104,7 @@ def dummy_weights(spec):
         for expert in range(spec.num_experts):
             own = wide[layer, expert]
             for matrix, buffer in enumerate((own[:inter], own[inter:], narrow[layer, expert])):
-                dummy.fill(buffer, layer, expert, matrix)
+                dummy.write(buffer.data_ptr(), layer, expert, matrix)
     return wide.double().cuda(), narrow.double().cuda()
 
 

@@ -5,10 +5,12 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from ffn_faas.demo.checkpoint import make_checkpoint
 from tests.service.daemon import (
     BLOCKING_BACKEND,
     Daemon,
@@ -36,6 +38,20 @@ def serve(tmp_path):
 
 def record(tmp_path, rank=0):
     return json.loads((tmp_path / "records" / f"ffn-rank-{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("weights", ["dummy", "auto"])
+def test_the_native_kernel_serves_without_torch(tmp_path, weights):
+    port, model = free_port(4), tmp_path / "checkpoint"
+    if weights == "auto":
+        pytest.importorskip("torch")
+        make_checkpoint(model)
+    else:
+        model = model_dir(tmp_path)
+    flags = ["--load-format", weights, "--moe-kernel", "native"]
+    with Daemon(model, *flags, "--port", port) as daemon:
+        wait_ready(port)
+        assert "libtorch" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "SIGINT", "POST /stop"])

@@ -49,15 +49,19 @@ class ExpertKernel(ABC):
         Contiguous, in the spec's dtype, owned by the kernel, valid until the thread's ``finish_matrix`` for it.
         """
 
-    def finish_matrix(self, layer: int, expert: int, matrix: int, buffer: torch.Tensor) -> None:  # noqa: ARG002
-        """``buffer``, from ``matrix_buffer`` in this thread, is filled."""
+    def matrix_address(self, layer: int, expert: int, matrix: int) -> int:
+        """Where ``matrix_buffer`` begins: for whoever copies bytes. A kernel that can tells it without torch."""
+        address: int = self.matrix_buffer(layer, expert, matrix).data_ptr()
+        return address
+
+    def finish_matrix(self, layer: int, expert: int, matrix: int) -> None:  # noqa: ARG002
+        """What ``matrix_buffer`` or ``matrix_address`` gave this thread is filled."""
         return
 
     def fill_dummy(self, layer: int, expert: int, local: int, matrix: int, dummy: DummyWeights) -> None:
         """Fill a matrix of global ``expert``, here ``local``, with what ``dummy`` has for it."""
-        buffer = self.matrix_buffer(layer, local, matrix)
-        dummy.fill(buffer, layer, expert, matrix)
-        self.finish_matrix(layer, local, matrix, buffer)
+        dummy.write(self.matrix_address(layer, local, matrix), layer, expert, matrix)
+        self.finish_matrix(layer, local, matrix)
 
     def finish_layer(self, layer: int) -> None:  # noqa: ARG002
         """All matrices of ``layer`` are finished."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ffn_faas import env, native
 from ffn_faas.errors import ResourceError
-from ffn_faas.experts.kernels.base import DOWN, ExpertKernel, empty
+from ffn_faas.experts.kernels.base import ExpertKernel, empty
+from ffn_faas.experts.spec import ELEMENT_SIZES
 
 if TYPE_CHECKING:
     import torch
@@ -75,21 +78,33 @@ class NativeKernel(ExpertKernel):
             ) from None
 
     def matrix_buffer(self, layer: int, expert: int, matrix: int) -> torch.Tensor:  # noqa: ARG002
-        if not hasattr(self._buffers, "flat"):
-            self._buffers.flat = empty((self.spec.intermediate_size * self.spec.hidden_size,), self.spec.dtype)
-        flat: torch.Tensor = self._buffers.flat
-        return flat.view(self.spec.hidden_size, -1) if matrix == DOWN else flat.view(-1, self.spec.hidden_size)
+        import torch
 
-    def finish_matrix(self, layer: int, expert: int, matrix: int, buffer: torch.Tensor) -> None:
-        self._resident.pack(layer, expert, matrix, buffer.data_ptr())
+        flat = torch.frombuffer(self._buffer(), dtype=getattr(torch, self.spec.dtype))
+        return flat.view(self.spec.matrix_shape(matrix))
+
+    def matrix_address(self, layer: int, expert: int, matrix: int) -> int:  # noqa: ARG002
+        address: int = self._buffer().ctypes.data
+        return address
+
+    def finish_matrix(self, layer: int, expert: int, matrix: int) -> None:
+        self._resident.pack(layer, expert, matrix, self._buffer().ctypes.data)
+
+    def _buffer(self) -> np.ndarray:
+        """This thread's: the bytes of one matrix."""
+        if not hasattr(self._buffers, "memory"):
+            spec = self.spec
+            nbytes = spec.intermediate_size * spec.hidden_size * ELEMENT_SIZES[spec.dtype]
+            self._buffers.memory = np.empty(nbytes, np.uint8)
+        memory: np.ndarray = self._buffers.memory
+        return memory
 
     def finish(self) -> None:
         self._buffers = threading.local()
 
     def unpacked(self, layer: int, expert: int, matrix: int) -> torch.Tensor:
         """A copy of a matrix of a local expert as ``matrix_buffer`` had it: for tests and for looking at a model."""
-        inter, hidden = self.spec.intermediate_size, self.spec.hidden_size
-        result = empty((hidden, inter) if matrix == DOWN else (inter, hidden), self.spec.dtype)
+        result = empty(self.spec.matrix_shape(matrix), self.spec.dtype)
         self._resident.unpack(layer, expert, matrix, result.data_ptr())
         return result
 
@@ -111,6 +126,18 @@ class NativeKernel(ExpertKernel):
         )
         if code:
             raise ResourceError(f"the native kernel failed with code {code} on {rows} rows")
+
+    def warm_up(self) -> None:
+        """As the base class does, without torch."""
+        spec = self.spec
+        buffers: tuple[np.ndarray, ...] = (
+            np.zeros(spec.hidden_size * ELEMENT_SIZES[spec.dtype], np.uint8),
+            np.array([0] + [-1] * (spec.top_k - 1), np.int32),
+            np.ones(spec.top_k, np.float32),
+            np.empty(spec.hidden_size, np.float32),
+        )
+        for layer in range(spec.num_layers):
+            self._resident.compute(layer, 1, spec.top_k, *(buffer.ctypes.data for buffer in buffers))
 
     def release(self) -> None:
         self._experts = None
