@@ -66,6 +66,12 @@ void Check::anchor(const Tensor& tensor) const {
   that(tensor.numel() == 1, "the anchor must have one element");
 }
 
+void Check::one_device(std::initializer_list<const Tensor*> tensors) const {
+  for (const Tensor* tensor : tensors) {
+    that(tensor->is_cpu() == (*tensors.begin())->is_cpu(), "the inputs must be on one device");
+  }
+}
+
 void Check::topology(const Topology& t, int64_t world) const {
   that(t.moe_ranks >= 1 && t.attn_ranks >= 1 && t.experts >= 1, "ranks and experts must be positive");
   that(world == t.attn_ranks + t.moe_ranks,

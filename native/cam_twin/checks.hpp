@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <initializer_list>
 #include <string>
 
 #include "cam_twin/planner.hpp"
@@ -20,6 +21,7 @@ struct Check {
   void shape(const Tensor& tensor, const char* name, ScalarType type, std::initializer_list<int64_t> sizes) const;
   void row_type(const Tensor& tensor, const char* name) const;  // float16 or bfloat16, contiguous
   void anchor(const Tensor& tensor) const;
+  void one_device(std::initializer_list<const Tensor*> tensors) const;
   void topology(const Topology& topology, int64_t world) const;  // max_seq_len and tp only where > 0
   void attention_rank(const Topology& topology, int64_t rank) const;
   void moe_rank(const Topology& topology, int64_t rank) const;

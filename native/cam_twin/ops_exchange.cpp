@@ -29,6 +29,7 @@ Tensor dispatch_send(const Tensor& x, const Tensor& expert_ids, const Tensor& co
                      int64_t layer_index, int64_t tp_size, int64_t dynamic_quant, std::string group_name) {
   const Use use(&group_name);
   const Check check{"afd_async_dispatch_send"};
+  check.one_device({&x, &expert_ids, &comm_args});
   const Topology topology{max_seq_len, hidden_size,  top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe,
                           tp_size,     dynamic_quant};
   check.topology(topology, world_size);
@@ -57,6 +58,7 @@ std::vector<Tensor> dispatch_recv(const Tensor& x, const Tensor& comm_args, int6
                                   int64_t tp_size, int64_t dynamic_quant, std::string group_name) {
   const Use use(&group_name);
   const Check check{"afd_async_dispatch_recv"};
+  check.one_device({&x, &comm_args});
   const Topology topology{max_seq_len, hidden_size,  top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe,
                           tp_size,     dynamic_quant};
   check.topology(topology, world_size);
@@ -94,6 +96,7 @@ Tensor combine_send(const Tensor& expand_x, const Tensor& comm_args, const Tenso
                     int64_t tp_size, std::string group_name) {
   const Use use(&group_name);
   const Check check{"afd_async_combine_send"};
+  check.one_device({&expand_x, &comm_args, &batch_info});
   Topology topology{max_seq_len, hidden_size, top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe, tp_size, 0};
   check.topology(topology, world_size);
   check.moe_rank(topology, moe_rank_id);
@@ -120,6 +123,7 @@ Tensor combine_recv(const Tensor& expand_x, const Tensor& expert_ids, const Tens
                     int64_t attn_rank_id, int64_t world_size, std::string group_name) {
   const Use use(&group_name);
   const Check check{"afd_async_combine_recv"};
+  check.one_device({&expand_x, &expert_ids, &expert_scales, &comm_args});
   // This operator is told neither max_seq_len, tp_size nor dynamic_quant.
   Topology topology{kMostSeqLen, hidden_size, top_k, moe_rank_num, attn_rank_num, route_expert_num_per_moe, 1, 0};
   check.topology(topology, world_size);

@@ -37,6 +37,7 @@ struct Layers {
 
   void require(const Tensor& x, int64_t group_list_type) const {
     check.that(!weights.empty(), "all_weight is an empty list");
+    check.one_device({&x, &weights[0], &group_list, &layer_index});
     for (const Tensor& weight : weights) {
       check.that(same_shape(weight, weights[0]) && weight.dim() == 3 && weight.is_contiguous(),
                  "all_weight must hold contiguous tensors [E, K, N] of one shape and type");
@@ -55,6 +56,7 @@ struct Layers {
     check.that(list.size() == weights.size(), std::string("all_weight and ") + name + " must have the same length");
     const int64_t size = weights[0].size(0) * width();
     for (const Tensor& tensor : list) {
+      check.one_device({&weights[0], &tensor});
       check.that(tensor.scalar_type() == type && tensor.numel() == size && last_size(tensor) == width() &&
                      tensor.is_contiguous(),
                  std::string(name) + " has another shape or type than its weights need");
@@ -129,6 +131,7 @@ Tensors gmm_swiglu_quant(const Tensor& x, const Tensors& all_weight, const Tenso
   if (layers.int4()) layers.require_list(all_weight_assist_matrix, "all_weight_assist_matrix", ScalarType::Float);
   check.that(dequant_mode == 0 && quant_mode == 0, "this twin has per-channel scales and per-token quantization alone");
   const int64_t rows = x.size(0);
+  check.one_device({&x, &x_scale});
   check.shape(x_scale, "x_scale", ScalarType::Float, {rows});
 
   const int64_t inter = layers.width() / 2;
@@ -190,6 +193,7 @@ Tensors grouped_matmul(const Tensors& x, const Tensors& all_weight, const Tensor
   layers.require_list(all_bias, "all_bias", layers.int4() ? ScalarType::Float : ScalarType::Int);
   const int64_t rows = x[0].size(0);
   check.that(per_token_scale.has_value(), "int8 rows need per_token_scale");
+  check.one_device({&x[0], &*per_token_scale});
   check.shape(*per_token_scale, "per_token_scale", ScalarType::Float, {rows});
 
   const int64_t size[] = {rows, layers.width()};

@@ -79,7 +79,7 @@ CASES = {
 }
 
 
-def call(ops, operator: str, device: str, **wrong):
+def call(ops, operator: str, device: str | None, **wrong):
     operation = getattr(torch.ops.afd_ascend, f"afd_async_{operator}").default
     values = COMMON | TENSORS[operator] | wrong
     arguments = [values[argument.name] for argument in operation._schema.arguments]
@@ -104,6 +104,13 @@ def test_inputs_that_require_grad_are_refused(ops, operator):
     name = "x" if operator == "dispatch_send" else "expand_x"
     with pytest.raises(RuntimeError, match="inference only"):
         call(ops, operator, "meta", **{name: X.clone().requires_grad_()})
+
+
+@pytest.mark.parametrize("operator", CASES)
+def test_inputs_on_two_devices_are_refused(ops, operator):
+    for name, value in ({"comm_args": COMM} | TENSORS[operator]).items():
+        with pytest.raises(RuntimeError, match=f"afd_async_{operator}: the inputs must be on one device"):
+            call(ops, operator, None, **{name: value.to("meta")})
 
 
 def test_a_window_smaller_than_the_batches_need_is_refused_before_anything_is_sent(ops, monkeypatch):

@@ -26,8 +26,23 @@ SYSTEMS = {
 }
 
 
+LARGE = System(
+    Sizes(attention=12, ffn=4, tp=2, experts=4, top_k=4, quant=1), layers=6, experts="int4", rows=64, seed=11
+)
+"""12 A ranks and 4 F ranks: the shape that deployments document."""
+
+
 @pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS.keys())
 def test_every_output_equals_the_oracle(system, tmp_path):
+    check(system, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_output_of_sixteen_processes_equals_the_oracle(tmp_path):
+    check(LARGE, tmp_path)
+
+
+def check(system, tmp_path):
     for rank, outputs in enumerate(system.run(tmp_path)):
         for layer, (output, expected) in enumerate(zip(outputs, system.expected(rank), strict=True)):
             assert output.dtype == system.sizes.dtype
