@@ -10,6 +10,10 @@ from tests.cam.twin.rules import Loader
 ROWS = 64
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "npu: needs Ascend NPUs, torch_npu and the built Async CAM operators")
+
+
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     """Loads the twin; receive buffers have ROWS rows."""

@@ -1,10 +1,14 @@
-"""Whole A + F systems of real processes over the twin, and what the oracle says each A rank must get back."""
+"""Whole A + F systems of real processes over the operators, and what the oracle says each A rank must get back.
+
+Over the twin unless ``System.npu`` says that each rank has an NPU of its own and the real operators.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -13,12 +17,16 @@ import torch
 
 from ffn_faas.ascend import twin
 from ffn_faas.ascend.numerics import int4, scales
-from ffn_faas.ascend.op_module import OpModule
+from ffn_faas.ascend.op_module import OpModule, real_module
+from ffn_faas.ascend.shape import CamShape
 from tests.cam import oracle
 from tests.cam.twin import calls
 from tests.cam.twin.calls import Sizes
 
 INTER = 32
+STUCK = 124
+"""Exit code of a rank that was still blocked at its limit: nothing can cancel a dispatch receive."""
+FRACTAL_NZ = 29
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "tests.cam.twin.calls"])
 
@@ -33,6 +41,8 @@ class System:
     rows: int = 262
     seed: int = 1
     sparse: bool = False  # every token chooses among the experts of the first F rank
+    npu: bool = False
+    limit_s: float = 50.0  # of each process
 
     def inputs(self, rank: int, layer: int) -> tuple[torch.Tensor, ...]:
         """Batches differ by rank and layer, one row and the most rows among them."""
@@ -55,15 +65,11 @@ class System:
         ]
 
     def run(self, directory: Path, faults: twin.Faults | None = None) -> list[list[torch.Tensor]]:
-        """The outputs of each A rank by layer. AssertionError when a process fails or outlives a minute."""
+        """The outputs of each A rank by layer. AssertionError when a process fails; each ends within its limit."""
         processes = self.start(directory, faults)
         for process in processes:
-            process.join(60)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
             process.join()
-        assert codes == [0] * len(codes)
+        assert [process.exitcode for process in processes] == [0] * len(processes), errors(directory)
         return [torch.load(directory / f"out-{rank}.pt") for rank in range(self.sizes.attention)]
 
     def start(self, directory: Path, faults: twin.Faults | None = None) -> list[BaseProcess]:
@@ -75,22 +81,58 @@ class System:
         return processes
 
 
+def errors(directory: Path) -> dict[str, str]:
+    return {path.stem: path.read_text() for path in directory.glob("*.error")}
+
+
 def main(system: System, directory: Path, faults: twin.Faults | None, role, rank: int) -> None:
+    watchdog = threading.Timer(system.limit_s, os._exit, [STUCK])
+    watchdog.daemon = True
+    watchdog.start()
     os.environ["BATCH_SIZE_FACTOR"] = str(system.rows / 262144)
     torch.set_num_threads(1)
     try:
-        role(system, twin.load(directory, system.seed, faults), rank, directory)
-    except RuntimeError as error:
+        if system.npu:
+            world_rank = rank + (system.sizes.attention if role is ffn_rank else 0)
+            ops, group = on_npu(system, directory, world_rank)
+            system = replace(system, sizes=system.sizes.but(group=group))
+        else:
+            ops = twin.load(directory, system.seed, faults)
+        role(system, ops, rank, directory)
+    except Exception as error:
         (directory / f"{role.__name__}-{rank}.error").write_text(str(error))
         raise
+
+
+def on_npu(system: System, directory: Path, world_rank: int) -> tuple[OpModule, str]:
+    """The real operators and the communicator's name, NPU ``world_rank`` bound. Never run on a device."""
+    from torch.distributed import FileStore
+
+    from ffn_faas.ascend.device import npu
+    from ffn_faas.ascend.group import HcclGroup
+
+    sizes = system.sizes
+    npu(world_rank)
+    ops = real_module()
+    shape = CamShape(
+        sizes.attention, sizes.ffn, sizes.all_experts, sizes.top_k, sizes.hidden, sizes.max_seq_len, sizes.tp,
+        dynamic_quant=sizes.quant == 1,
+    )  # fmt: skip
+    group = HcclGroup(FileStore(str(directory / "store"), sizes.world), shape, world_rank, 1024)
+    GROUPS.append(group)
+    return ops, group.name
+
+
+GROUPS: list[object] = []
+"""Held until the process ends: a communicator is not destroyed under a receive."""
 
 
 def attention_rank(system: System, ops: OpModule, rank: int, directory: Path) -> None:
     outputs = []
     for layer in range(system.layers):
-        x, ids, weights = system.inputs(rank, layer)
+        x, ids, weights = (tensor.to(device_of(system)) for tensor in system.inputs(rank, layer))
         calls.dispatch_send(ops, system.sizes, rank, layer, x, ids)
-        outputs.append(calls.combine_recv(ops, system.sizes, rank, ids, weights))
+        outputs.append(calls.combine_recv(ops, system.sizes, rank, ids, weights).cpu())
     torch.save(outputs, directory / f"out-{rank}.pt")
 
 
@@ -99,22 +141,26 @@ def ffn_rank(system: System, ops: OpModule, rank: int, directory: Path) -> None:
     experts = {"identity": Identity, "int4": Int4, "int8": Int8}[system.experts](system, ops, rank)
     open_layers = system.layers * sizes.attention // sizes.tp
     while open_layers:
-        rows, row_scales, batch_info, counts = calls.dispatch_recv(ops, sizes, rank)
+        rows, row_scales, batch_info, counts = calls.dispatch_recv(ops, sizes, rank, device_of(system))
         result = experts(rows, row_scales, batch_info, counts)
         calls.combine_send(ops, sizes, rank, result, batch_info)
         open_layers -= int(batch_info[4]) == sizes.experts - 1
 
 
+def device_of(system: System) -> str:
+    return "npu" if system.npu else "cpu"
+
+
 class Identity:
     def __init__(self, system: System, ops: OpModule, rank: int) -> None:
-        self.sizes, self.first = system.sizes, rank * system.sizes.experts
+        self.sizes, self.device, self.first = system.sizes, device_of(system), rank * system.sizes.experts
 
     def __call__(self, rows, row_scales, batch_info, counts):
         total = int(counts.sum())
         if total == 0:
-            return torch.zeros(1, self.sizes.hidden, dtype=self.sizes.dtype)
+            return torch.zeros(1, self.sizes.hidden, dtype=self.sizes.dtype, device=self.device)
         layer = int(batch_info[2])
-        factors = torch.tensor([(-1) ** e * 2.0 ** (e % 5 - layer % 3) for e in self.numbers()])
+        factors = torch.tensor([(-1) ** e * 2.0 ** (e % 5 - layer % 3) for e in self.numbers()], device=self.device)
         values = rows[:total].float()
         if self.sizes.quant:
             values = values * row_scales[:total, None]
@@ -139,6 +185,18 @@ class Int4:
         self.scale2 = [scales.encode(stacked(experts, "scale2")).unsqueeze(1) for experts in layers]
         self.bias13 = [scales.compensation(stacked(e, "w13"), stacked(e, "scale13")) for e in layers]
         self.bias2 = [scales.compensation(stacked(e, "w2"), stacked(e, "scale2")) for e in layers]
+        self.move(system)
+
+    def move(self, system: System) -> None:
+        """To the NPU, weights in the format that its matmuls take: a matter of storage alone."""
+        if not system.npu:
+            return
+        import torch_npu
+
+        for name in ("w13", "w2", "scale13", "scale2", "bias13", "bias2"):
+            setattr(self, name, [tensor.npu() for tensor in getattr(self, name)])
+        for name in ("w13", "w2"):
+            setattr(self, name, [torch_npu.npu_format_cast(tensor, FRACTAL_NZ) for tensor in getattr(self, name)])
 
     def __call__(self, rows, row_scales, batch_info, counts):
         layer = batch_info[2:3].clone()
@@ -162,6 +220,7 @@ class Int8(Int4):
         self.scale2 = [stacked(experts, "scale2").bfloat16() for experts in layers]
         self.bias13 = []
         self.bias2 = [torch.zeros(w2.shape[0], w2.shape[2], dtype=torch.int32) for w2 in self.w2]
+        self.move(system)
 
 
 def stacked(experts: list, name: str) -> torch.Tensor:

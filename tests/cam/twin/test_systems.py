@@ -9,7 +9,7 @@ import torch
 
 from ffn_faas.ascend import twin
 from tests.cam.twin.calls import Sizes
-from tests.cam.twin.system import System
+from tests.cam.twin.system import STUCK, System, errors
 
 TWO_AND_TWO = Sizes(quant=1)
 SYSTEMS = {
@@ -63,23 +63,25 @@ def test_with_death_noticed_the_others_fail_and_name_the_dead_rank(tmp_path):
     for process in processes:
         process.join(30)
     assert all(process.exitcode == 1 for process in processes[:3])
-    reasons = [error.read_text() for error in tmp_path.glob("*.error")]
+    reasons = errors(tmp_path).values()
     assert len(reasons) == 3
     assert any(f"rank 3 (process {processes[3].pid}) is gone" in reason for reason in reasons)
 
 
-def test_without_it_a_death_is_a_wait_without_end_and_so_is_a_stuck_receive(tmp_path):
-    system = System(Sizes(), layers=3)
-    processes = system.start(tmp_path, twin.Faults(stuck_rank=2))
-    processes[3].join(0.1)
+def test_without_it_a_death_is_a_wait_without_end_which_the_watchdog_of_each_rank_bounds(tmp_path):
+    processes = System(Sizes(), layers=3, limit_s=3).start(tmp_path)
     processes[3].kill()
-    processes[3].join()
-    for process in processes[:3]:
-        process.join(0.5)
-        assert process.exitcode is None
-    for process in processes[:3]:
-        process.kill()
-        process.join()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes[:3]] == [STUCK] * 3
+
+
+def test_a_stuck_receive_takes_its_attention_along_and_ends_at_the_limit(tmp_path):
+    processes = System(Sizes(), layers=3, limit_s=3).start(tmp_path, twin.Faults(stuck_rank=2))
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [STUCK] * 4
+    assert errors(tmp_path) == {}
 
 
 def wait_until_dispatched(system: System, directory) -> None:
