@@ -20,6 +20,10 @@ LONGEST_FIRST = (*ONE_AT_A_TIME, "tests/e2e/test_architectures", "tests/attentio
 """Begun last, one of them would keep a worker alone at the end."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--large", action="store_true", help="also run tests marked large")
+
+
 def pytest_configure() -> None:
     """vLLM binds its threads to the first core, in every process: each worker of the suite gives it another one.
 
@@ -32,7 +36,11 @@ def pytest_configure() -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--large"):
+        for item in items:
+            if item.get_closest_marker("large"):
+                item.add_marker(pytest.mark.skip(reason="large: give --large"))
     items.sort(key=lambda item: _place(item.nodeid))
 
 

@@ -145,6 +145,7 @@ class AttentionSession:
             client = cast(PairingClient, self.client)
             self._attempt.when_all_ended(client.farewell)
             self._attempt.pair(patience_s, client.meet)
+            self._log.info("Paired with F: %s", client)
         self._attempt.wait_ready(patience_s)
         with self._changed:
             if self._attempt.failure is not None:

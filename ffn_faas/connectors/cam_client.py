@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from ffn_faas.ascend.shape import CamShape
     from ffn_faas.connectors.base import WindowGeometry, WindowOffer
 
-log = logging.getLogger(__name__)
 FILLER = 0.25
 """Of rows that carry no token: one of zeros has no scale to be quantized with."""
 GRACE_S = 1.0
@@ -67,6 +64,9 @@ class CamClient:
         self._said_farewell = False
         self._store: Any = None
 
+    def __str__(self) -> str:
+        return f"ops={self._ops.name}, start {self._startup.nonce[:8] if self._startup is not None else 'none'}"
+
     def fetch(self, offer: WindowOffer, geometry: WindowGeometry, epoch: int, timeout: float) -> None:
         """There is nothing to map."""
 
@@ -90,7 +90,6 @@ class CamClient:
         member = group.Member.create(self._ops, self.shape, self._rank, name, device, self._dtype)
         self._push = PushAttention(member, self._stages)
         startup.run(self._one_row)
-        log.info("paired with F: ops=%s, start %s", self._ops.name, startup.nonce[:8])
 
     def dispatch(
         self, layer: int, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, stage: int = 0
@@ -178,13 +177,3 @@ class CamClient:
         empty = (x == 0).all(-1, keepdim=True) | none.all(-1, keepdim=True)
         ids = torch.where(none, spread.view(-1, shape.top_k), expert_ids)
         return torch.where(empty, FILLER, x), ids.contiguous(), weights.masked_fill(none | empty, 0.0).contiguous()
-
-
-def wait_over(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether ``done`` came true in time."""
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
