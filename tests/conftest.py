@@ -9,14 +9,19 @@ import pytest
 
 ONE_AT_A_TIME = (
     "tests/e2e/test_demo",
-    "tests/attention/test_forms",
     "tests/e2e/test_deaths",
     "tests/e2e/test_chaos",
     "tests/deploy/test_gating_in_vllm",
 )
 """Files that kill many-process vLLMs or look for what such a death leaves in /dev/shm: never two of them at once."""
 
-LONGEST_FIRST = (*ONE_AT_A_TIME, "tests/e2e/test_architectures", "tests/attention/test_in_vllm")
+LONGEST_FIRST = (
+    *ONE_AT_A_TIME,
+    "tests/e2e/test_architectures",
+    "tests/attention/test_forms",
+    "tests/experts/test_against_vllm_loader",
+    "tests/attention/test_in_vllm",
+)
 """Begun last, one of them would keep a worker alone at the end."""
 
 

@@ -25,6 +25,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from tests.vllm_models import look_at_classes_in_process
+
 ROOT = Path(__file__).parents[2]
 IMPORTED_BY_EVERY_RUN = (
     "compressed_tensors",
@@ -99,7 +101,6 @@ def nursery(env: dict[str, str]) -> Iterator[Nursery]:
 
 
 def main() -> None:
-    from vllm.model_executor.models import registry
     from vllm.v1.executor import multiproc_executor
 
     for name in IMPORTED_BY_EVERY_RUN:
@@ -109,7 +110,7 @@ def main() -> None:
     CacheBase.get_system()  # hashes all of Triton, once for all forks
     gc.collect()
     gc.freeze()  # no fork looks through what all of them share
-    registry._run_in_subprocess = lambda look: look()  # no process, with all its imports, to look at a class
+    look_at_classes_in_process()
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     for line in sys.stdin:
         children = []

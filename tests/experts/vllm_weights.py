@@ -11,6 +11,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 
+from tests.vllm_models import look_at_classes_in_process
+
 
 def main(*pairs: str) -> None:
     from vllm.config import set_current_vllm_config
@@ -18,6 +20,7 @@ def main(*pairs: str) -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.network_utils import get_open_port
 
+    look_at_classes_in_process()
     for model, out in zip(pairs[::2], pairs[1::2], strict=True):
         config = EngineArgs(
             model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64
