@@ -80,9 +80,15 @@ def test_loading_shows_its_phase_and_progress(page, service, tmp_path):
     page.wait("document.getElementById('progress').value === 0.375")
     assert page.text("#badge") == "loading"
     assert page.text("#phases [aria-current=step]").startswith("loading")
-    assert page.text("#experts-note") == "Not counted by this backend."
+    assert page.text("#experts-note") == "No tokens yet."
     page.picture(tmp_path / "loading.png")
     assert page.problems == []
+
+
+def test_a_ready_f_without_counts_says_that_its_backend_has_none(page, service):
+    service.to_ready()
+    page.wait("document.getElementById('experts-note').innerText === 'Not counted by this backend.'")
+    page.wait("document.getElementById('spark-caption').innerText.includes('no rows in the last two minutes')")
 
 
 def test_a_failure_shows_its_reason(page, service, tmp_path):
@@ -210,7 +216,8 @@ def test_a_busy_f_is_shown_and_its_death_and_return(browser, tmp_path):
             _read_the_heat_map(browser, tmp_path)
             daemon.signal(signal.SIGKILL)
             browser.wait("document.body.dataset.state === 'unreachable'", 60)
-            assert "then ready" in browser.text("#banner")
+            assert "then ready. What stands below is from then." in browser.text("#banner")
+            assert float(browser.ask("getComputedStyle(document.querySelector('main')).opacity")) < 1, "not as if live"
             browser.picture(tmp_path / "away.png")
             with Daemon(*serve):
                 browser.wait("document.body.dataset.state === 'ready'", 90)

@@ -40,7 +40,8 @@ export class HeatMap {
     this.table.forEach((row, layer) => row.forEach((value, expert) => {
       // By the square root: the few hot experts do not drown the many.
       context.fillStyle = mix(ends, Math.sqrt(value / this.max));
-      context.fillRect(Math.floor(expert * w), Math.floor(layer * h), Math.ceil(w) - gap, Math.ceil(h) - gap);
+      const [left, top] = [Math.floor(expert * w), Math.floor(layer * h)];
+      context.fillRect(left, top, Math.floor((expert + 1) * w) - left - gap, Math.floor((layer + 1) * h) - top - gap);
     }));
     if (this.cursor) {
       context.strokeStyle = style.getPropertyValue("--heat-cursor");

@@ -31,7 +31,7 @@ async function poll() {
 function away(error) {
   badge("unreachable", "bad");
   const before = last ? ` Last seen ${new Date(lastAt).toLocaleTimeString()}, then ${last.ranks[0]?.phase ?? "unknown"}.` : "";
-  banner(`F does not answer (${error.message}).${before} This page goes on by itself when F is back.`);
+  banner(`F does not answer (${error.message}).${before} ${last ? "What stands below is from then. " : ""}This page goes on by itself when F is back.`);
   document.body.dataset.state = "unreachable";
   turn = 0;
 }
@@ -99,7 +99,9 @@ function steps(here, all) {
       spark.append(drawn);
     }
   }
-  byId("spark-caption").textContent = points.length ? `F rank ${here.rank}: rows/s over the last two minutes, up to ${count(top)}` : "No steps seen yet";
+  const most = Math.max(0, ...points.map((point) => point[1]));
+  const seen = most ? `rows/s over the last two minutes, up to ${count(most)}` : "no rows in the last two minutes";
+  byId("spark-caption").textContent = points.length ? `F rank ${here.rank}: ${seen}` : "No steps seen yet";
 }
 
 function ranksTable(ranks, now) {
@@ -127,7 +129,8 @@ function experts(ranks) {
   const total = joined.flat().reduce((sum, value) => sum + value, 0);
   byId("experts").hidden = !total;
   const counted = ranks.some((status) => status.expert_rows !== undefined);
-  byId("experts-note").textContent = total ? "" : counted ? "No tokens yet." : "Not counted by this backend.";
+  const never = !counted && ranks.some((status) => status.phase === "ready");
+  byId("experts-note").textContent = total ? "" : never ? "Not counted by this backend." : "No tokens yet.";
   if (!total) return;
   heat.set(joined);
   byId("heat-max").textContent = `${count(heat.max)} tokens (colour by square root)`;
@@ -195,6 +198,7 @@ theme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("the
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => heat.draw());
 setInterval(() => {
   const since = (Date.now() - lastAt) / 1000;
-  byId("age").textContent = !lastAt ? "" : since < 2.5 ? "live" : `last answer ${seconds(since)} ago`;
+  const live = since < 2.5 && document.body.dataset.state !== "unreachable";
+  byId("age").textContent = !lastAt ? "" : live ? "live" : `last answer ${seconds(since)} ago`;
 }, 500);
 poll();
