@@ -1,4 +1,4 @@
-"""A recipe run for real: F under torchrun, and a stand-in behind Attention's command line."""
+"""A recipe, and the overlay whose pods share nothing, run for real: F under torchrun, a stand-in for stock vLLM."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ from tests.data import TinyModel
 from tests.service.daemon import free_port
 
 from .pod_runner import Runner, running
+from .rendered import ROOT, Overlay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROUNDS = 4
 
 
-@contextmanager
-def launched(tmp_path: Path, **recipe: str) -> Iterator[tuple[Runner, int]]:
-    """A launcher, and Attention's port."""
+def stand_in(tmp_path: Path) -> dict[str, str]:
+    """The environment in which vLLM's command line starts the stand-in."""
     place = tmp_path / "stand_in" / "vllm" / "entrypoints" / "openai"
     place.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("stand_in_vllm.py"), place / "api_server.py")
     for folder in (place, place.parent, place.parent.parent):
         (folder / "__init__.py").touch()
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path / "stand_in"), str(Path(__file__).parents[2])])}
+
+
+@contextmanager
+def launched(tmp_path: Path, **recipe: str) -> Iterator[tuple[Runner, int]]:
+    """A launcher, and Attention's port."""
     first = free_port(3)
     values = {"MODEL": str(tmp_path / "model"), "LAYOUT": "1A1F", "FFN_PORT": first, "ATTENTION_PORT": first + 1}
     values |= {"TORCHRUN_PORT": first + 2, "STARTUP_S": 120, "REATTACH_TIMEOUT_S": 100, **recipe}
     (tmp_path / "tiny.env").write_text("".join(f"{key}={value}\n" for key, value in values.items()))
-    path = os.pathsep.join([str(tmp_path / "stand_in"), str(Path(__file__).parents[2])])
-    environment = {"PYTHONPATH": path, "FFN_FAAS_TOKEN": "of-both-sides"}
+    environment = stand_in(tmp_path) | {"FFN_FAAS_TOKEN": "of-both-sides"}
     with running("launch", [str(tmp_path / "tiny.env")], tmp_path / "logs", environment) as runner:
         yield runner, first + 1
 
@@ -47,8 +52,8 @@ def processes(tmp_path: Path, word: str = "") -> list[psutil.Process]:
     return [process for process, line in lines if str(tmp_path) in line and word in line]
 
 
-def completions(port: int) -> list[str]:
-    status, digests = http_client.request(port, "POST", "/v1/completions", {"rounds": ROUNDS}, 120)
+def completions(port: int, host: str = "127.0.0.1") -> list[str]:
+    status, digests = http_client.request(port, "POST", "/v1/completions", {"rounds": ROUNDS}, 120, host=host)
     assert status == 200
     return digests
 
@@ -79,4 +84,21 @@ def test_a_recipe_runs_gated_survives_dead_pods_and_ends_with_ctrl_c(tmp_path: P
 
         assert runner.finish(signal.SIGINT) == 0
         assert runner.times("attention-0", "attention ended with exit code 0")
+    assert processes(tmp_path) == []
+
+
+def test_pods_that_share_nothing_meet_at_the_data_port_that_their_policy_opens(tmp_path: Path) -> None:
+    TinyModel().write(tmp_path / "model")
+    overlay = Overlay("cpu-apart")
+    *_, opened = overlay.kind("NetworkPolicy", "ffn")["spec"]["ingress"]
+    arguments = [str(ROOT / "overlays" / "cpu-apart"), "--set", f"MODEL={tmp_path / 'model'}"]
+    arguments += ["--set", f"TORCHRUN_PORT={free_port()}"]
+    with running("local", arguments, tmp_path / "logs", stand_in(tmp_path)) as runner:
+        runner.at("attention-0", "Ready")
+        assert len(set(completions(8000, runner.address("attention-0")))) == ROUNDS
+        (attention,) = processes(tmp_path, "api_server")
+        peers = {(c.raddr.ip, c.raddr.port) for c in attention.net_connections() if c.status == "ESTABLISHED"}
+        data = {(runner.address(pod), opened["ports"][0]["port"]) for pod in ("ffn-0", "ffn-0-1")}
+        assert {peer for peer in peers if peer[1] != 8100} == data
+        assert runner.finish() == 0
     assert processes(tmp_path) == []
