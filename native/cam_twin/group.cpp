@@ -4,17 +4,18 @@
 #include <unistd.h>
 
 #include <cctype>
-#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
 
-#include "cam_twin/numbers.hpp"
+#include "cam_twin/rows.hpp"
 #include "cam_twin/settings.hpp"
 
 namespace cam_twin {
 
 namespace {
+
+constexpr int64_t kPatienceNs = 2'000'000;
 
 std::mutex groups_mutex;
 std::map<std::string, std::shared_ptr<Group>> groups;
@@ -48,31 +49,6 @@ uint64_t mixed(uint64_t value) {  // splitmix64
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
   value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
   return value ^ (value >> 31);
-}
-
-// The dynamic quantization of dispatch: mul = 127 / amax, q = rint(x * mul), scale = 1 / mul. A row of zeros is
-// undefined there; here it is poisoned.
-template <typename T>
-void quantize(const T* x, int64_t hidden, int8_t* q, float* scale) {
-  float amax = 0;
-  for (int64_t i = 0; i < hidden; ++i) amax = std::fmax(amax, std::fabs(static_cast<float>(x[i])));
-  if (amax == 0) {
-    std::memset(q, 127, hidden);
-    *scale = std::nanf("");
-    return;
-  }
-  const float mul = 127.0F / amax;
-  for (int64_t i = 0; i < hidden; ++i) q[i] = to_int8(static_cast<float>(x[i]) * mul);
-  *scale = 1.0F / mul;
-}
-
-template <typename T>
-void weighted_sum(const T* rows, const float* weights, int64_t top_k, int64_t hidden, T* out) {
-  std::vector<float> sum(hidden, 0.0F);
-  for (int64_t k = 0; k < top_k; ++k) {
-    for (int64_t i = 0; i < hidden; ++i) sum[i] += weights[k] * static_cast<float>(rows[k * hidden + i]);
-  }
-  for (int64_t i = 0; i < hidden; ++i) out[i] = static_cast<T>(sum[i]);
 }
 
 [[noreturn]] void sleep_for_ever() {
@@ -129,15 +105,8 @@ void Group::dispatch_send(int64_t attn, int64_t layer, int64_t batch, const void
   if (t.quant == 0) {
     std::memcpy(region_->rows(attn), x, batch * t.hidden * 2);
   } else {
-    auto* q = reinterpret_cast<int8_t*>(region_->rows(attn));
-    for (int64_t row = 0; row < batch; ++row) {
-      const int64_t at = row * t.hidden;
-      if (region_->row_type() == kHalf) {
-        quantize(static_cast<const Half*>(x) + at, t.hidden, q + at, region_->scales(attn) + row);
-      } else {
-        quantize(static_cast<const BFloat16*>(x) + at, t.hidden, q + at, region_->scales(attn) + row);
-      }
-    }
+    quantize_rows(region_->row_type(), x, batch, t.hidden, reinterpret_cast<int8_t*>(region_->rows(attn)),
+                  region_->scales(attn));
   }
   post.sent.store(sent + 1, std::memory_order_release);
   for (int64_t moe = 0; moe < t.moe_ranks; ++moe) region_->wake(t.attn_ranks + moe);
@@ -158,6 +127,9 @@ bool Group::ready(const MoeState& state, int64_t moe, int64_t group) const {
 int64_t Group::wait_for_group(MoeState& state, int64_t moe) {
   const Topology& t = region_->topology();
   const int64_t me = t.attn_ranks + moe;
+  const uint64_t draw = mixed(settings().seed ^ mixed(state.steps * 1024 + static_cast<uint64_t>(moe)));
+  // Now and then it waits for a second group, so that groups meet even where F is faster than Attention.
+  bool patient = draw % 4 == 0;
   for (int waits = 0;; ++waits) {
     const uint32_t seen = region_->rank(me).event.load(std::memory_order_acquire);
     std::vector<int64_t> candidates;
@@ -165,11 +137,13 @@ int64_t Group::wait_for_group(MoeState& state, int64_t moe) {
       const int64_t group = (state.last_finished + i) % t.groups();
       if (ready(state, moe, group)) candidates.push_back(group);
     }
-    if (!candidates.empty()) {
-      if (broken(kInOrder)) return candidates.front();
-      const uint64_t draw = mixed(settings().seed ^ mixed(state.steps * 1024 + static_cast<uint64_t>(moe)));
-      return candidates[draw % candidates.size()];
+    if (!candidates.empty() && broken(kInOrder)) return candidates.front();
+    if (candidates.size() == 1 && t.groups() > 1 && patient) {
+      patient = false;
+      region_->wait(me, seen, kPatienceNs);
+      continue;
     }
+    if (!candidates.empty()) return candidates[(draw >> 2) % candidates.size()];
     require(waits < 3 || !broken(kCancellableReceive), "the dispatch receive was given up");
     region_->wait(me, seen);
   }
@@ -298,18 +272,7 @@ void Group::combine_receive(int64_t attn, int64_t batch, const int32_t* ids, con
       region_->wait(attn, seen);
     }
   }
-  const int64_t step = t.top_k * t.hidden;
-  for (int64_t row = 0; row < batch; ++row) {
-    const char* rows = region_->combined(attn) + row * step * 2;
-    const float* row_weights = weights + row * t.top_k;
-    if (region_->row_type() == kHalf) {
-      weighted_sum(reinterpret_cast<const Half*>(rows), row_weights, t.top_k, t.hidden,
-                   static_cast<Half*>(out) + row * t.hidden);
-    } else {
-      weighted_sum(reinterpret_cast<const BFloat16*>(rows), row_weights, t.top_k, t.hidden,
-                   static_cast<BFloat16*>(out) + row * t.hidden);
-    }
-  }
+  weighted_sums(region_->row_type(), region_->combined(attn), weights, batch, t.top_k, t.hidden, out);
   post.received.store(sent, std::memory_order_relaxed);
 }
 

@@ -21,7 +21,6 @@ namespace cam_twin {
 namespace {
 
 constexpr uint64_t kMagic = 0x32765f6d61637466;  // also tells a file of another layout
-constexpr int64_t kPeerCheckNs = 100'000'000;
 
 struct Header {
   uint64_t magic;
@@ -181,8 +180,8 @@ void Region::wake(int64_t index) const {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Region::wait(int64_t index, uint32_t seen) const {
-  timespec timeout{0, kPeerCheckNs};
+void Region::wait(int64_t index, uint32_t seen, int64_t timeout_ns) const {
+  timespec timeout{0, timeout_ns};  // below a second
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&rank(index).event), FUTEX_WAIT, seen, &timeout, nullptr, 0);
   if (settings().notice_peer_death) require_peers(index);
 }

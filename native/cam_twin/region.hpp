@@ -59,8 +59,8 @@ class Region {
   char* combined(int64_t attn) const;  // [most_batch * top_k, hidden] row type, by token then place in top-k
 
   void wake(int64_t rank) const;
-  // Blocks until `rank`'s event differs from `seen`, or 100 ms; throws for a dead peer only where settings say so.
-  void wait(int64_t rank, uint32_t seen) const;
+  // Blocks until `rank`'s event differs from `seen`, or that long; throws for a dead peer only where settings say so.
+  void wait(int64_t rank, uint32_t seen, int64_t timeout_ns = 100'000'000) const;
 
  private:
   Region(void* memory, size_t bytes, const Topology& topology, RowType row_type);

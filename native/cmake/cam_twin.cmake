@@ -9,6 +9,7 @@ add_library(_cam_twin MODULE
   native/cam_twin/ops_layered.cpp
   native/cam_twin/planner.cpp
   native/cam_twin/region.cpp
+  native/cam_twin/rows.cpp
   native/cam_twin/settings.cpp)
 set_target_properties(_cam_twin PROPERTIES PREFIX "" OUTPUT_NAME cam_twin)
 target_compile_definitions(_cam_twin PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)

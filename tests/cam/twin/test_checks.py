@@ -124,6 +124,15 @@ def test_an_expert_id_that_does_not_exist_is_refused(ops):
         calls.dispatch_send(ops, Sizes(), 0, 0, X, torch.full_like(IDS, 6))
 
 
+def test_a_row_of_zeros_which_no_quantization_defines_is_poisoned(ops):
+    sizes = Sizes(attention=1, ffn=1, quant=1)
+    x, _, _ = calls.inputs(sizes, 2, 1)
+    x[1] = 0
+    calls.dispatch_send(ops, sizes, 0, 0, x, torch.tensor([[0, 1], [0, 2]], dtype=torch.int32))
+    _, scales, _, _ = calls.dispatch_recv(ops, sizes, 0)
+    assert scales[:4].isnan().tolist() == [False, True, False, True]
+
+
 def test_operators_out_of_order_are_refused(ops):
     sizes = Sizes(attention=1, ffn=1)
     x, ids, weights = calls.inputs(sizes, 4, 1)
