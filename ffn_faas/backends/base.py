@@ -37,6 +37,8 @@ class FFNBackend(ABC):
     name: str
     transport: str = "shm"
     """What A has to speak (protocol.messages.Attach)."""
+    can_record = False
+    """Whether its connector keeps times of single steps (FFNConnector.can_record); where not, --profile is refused."""
     kernel_name: str
     """Which expert kernel computes, for logs and /status; set when the backend is made."""
     quantizations: frozenset[str] = frozenset({"none"})

@@ -31,6 +31,7 @@ class CpuBackend(FFNBackend):
     """One item at a time in the calling thread; the kernel uses torch's threads."""
 
     name = "cpu"
+    can_record = True
 
     def __init__(self, config: ServeConfig, spec: MoESpec) -> None:
         self._config = config

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from ffn_faas import config, env
+from ffn_faas.credentials import Credentials
 from ffn_faas.errors import ResourceError, UsageError
 from ffn_faas.telemetry.rates import Rates
 from ffn_faas.telemetry.terminal import Look, draw
@@ -38,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     default = f"http://127.0.0.1:{config.DEFAULT_PORT}"
     add("url", nargs="?", default=default, metavar="URL", help="management address of local rank 0 (%(default)s)")
     add("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (%(default)s)")
+    add("--ssl-ca-certs", metavar="FILE", help="https: what F's certificate is checked against (the system's)")
     add("--once", action="store_true", help="print one look and end")
     add("--json", action="store_true", help="with --once: what F said, as JSON")
     return parser
@@ -51,21 +54,22 @@ def run(argv: Sequence[str]) -> int:
     url = args.url if "://" in args.url else f"http://{args.url}"
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{args.url} is no http address", remedy="such as http://127.0.0.1:8100")
+    context = Credentials(tls=True, ca_file=args.ssl_ca_certs).ssl_context()
     if args.once:
-        return _once(url, args.interval, as_json=args.json)
-    _watch(lambda: _ask(url), args.interval, sys.stdout)
+        return _once(lambda: _ask(url, context), args.interval, as_json=args.json)
+    _watch(lambda: _ask(url, context), args.interval, sys.stdout)
     return 0
 
 
-def _once(url: str, interval_s: float, *, as_json: bool) -> int:
-    ranks = _ask(url)
+def _once(ask: Callable[[], list[dict[str, Any]]], interval_s: float, *, as_json: bool) -> int:
+    ranks = ask()
     if as_json:
         print(json.dumps({"ranks": ranks}))
     else:
         rates = {rank["rank"]: Rates() for rank in ranks}
         _add(rates, ranks)
         time.sleep(interval_s)
-        _add(rates, ranks := _ask(url))
+        _add(rates, ranks := ask())
         print("\n".join(draw(_look(ranks, rates), *_size(), color=False)))
     return 0 if all(rank.get("phase") == "ready" for rank in ranks) else 1
 
@@ -109,10 +113,11 @@ def _size() -> tuple[int, int]:
     return size.columns, size.lines
 
 
-def _ask(url: str) -> list[dict[str, Any]]:
+def _ask(url: str, context: ssl.SSLContext | None) -> list[dict[str, Any]]:
     """Every rank of the node. Raises ResourceError when nobody answers."""
     try:
-        with build_opener(ProxyHandler({})).open(f"{url.rstrip('/')}/node?experts=1", timeout=5) as answer:
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+        with opener.open(f"{url.rstrip('/')}/node?experts=1", timeout=5) as answer:
             ranks: list[dict[str, Any]] = json.load(answer)["ranks"]
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "reason", error)

@@ -15,7 +15,7 @@ from ffn_faas.backends import create_backend
 from ffn_faas.backends.base import FFNBackend, Meeting, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors.host_identity import host_identity
-from ffn_faas.errors import FfnError, ModelRefused, Stuck
+from ffn_faas.errors import FfnError, ModelRefused, Stuck, UsageError
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.fingerprint import fingerprint
 from ffn_faas.experts.model_path import resolve_model
@@ -143,6 +143,8 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
             f"{directory}: experts of quantization {spec.quantization} are not served by --backend {config.backend}",
             remedy=f"it serves {', '.join(sorted(backend.quantizations))}",
         )
+    if config.profile_dir is not None and not backend.can_record:
+        raise UsageError(f"--profile: backend {config.backend} keeps no times of single steps", remedy="remove it")
     if backend.operators:
         log.warning("--backend %s: ops=%s", config.backend, backend.operators)
     offer = Offer(

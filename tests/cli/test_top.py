@@ -10,8 +10,10 @@ import pytest
 from ffn_faas import cli
 from ffn_faas.cli import top
 from ffn_faas.errors import ResourceError
+from ffn_faas.http.server import TlsFiles
 from ffn_faas.telemetry.rates import Rates
 from ffn_faas.telemetry.terminal import Look, draw
+from tests.certificates import self_signed
 from tests.http.conftest import Service
 from tests.service.daemon import free_port
 
@@ -94,6 +96,21 @@ def test_nobody_there_is_exit_code_6_with_the_address(capsys):
     url = f"http://127.0.0.1:{free_port()}"
     assert cli.main(["top", url, "--once"]) == 6
     assert url in capsys.readouterr().err
+
+
+def test_over_tls_the_certificate_is_checked_against_the_authorities_given(tmp_path, capsys):
+    certificate, key = map(str, self_signed(tmp_path))
+    service = Service(tls=TlsFiles(certificate, key))
+    try:
+        service.to_ready()
+        url = f"https://127.0.0.1:{service.port}"
+        once = ["top", url, "--once", "--json"]
+        assert cli.main([*once, "--ssl-ca-certs", certificate]) == 0
+        assert cli.main(once) == 6
+        assert "certificate" in capsys.readouterr().err
+        assert cli.main([*once, "--ssl-ca-certs", str(tmp_path / "none.pem")]) == 2
+    finally:
+        service.server.shutdown()
 
 
 @pytest.mark.parametrize("arguments", [["ftp://there"], ["--interval", "0"], ["--interval", "nan"]])

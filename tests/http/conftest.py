@@ -95,7 +95,10 @@ class Service:
     def __init__(self, world=ALONE, limits=NO_LIMITS, token=None, tls=None):
         listener = bind("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
-        config = ServeConfig(model="m", world=world, port=self.port - world.local_rank, token=token)
+        certificate = tls.certificate if tls is not None else None
+        config = ServeConfig(
+            model="m", world=world, port=self.port - world.local_rank, token=token, ssl_certfile=certificate
+        )
         lifecycle, stop = Lifecycle(), StopRequest()
         hub = WorldHub(config, lifecycle, stop, f"127.0.0.1:{self.port}")
         offer = Offer(fingerprint=FINGERPRINT, host=HOST, num_ffn_ranks=world.size, max_capacity=512)

@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 
 from ffn_faas.cli import main
+from ffn_faas.config import ServeConfig, World
+from ffn_faas.errors import UsageError
+from ffn_faas.service import host
+from ffn_faas.service.lifecycle import Lifecycle
+from ffn_faas.service.stop import StopRequest
 from tests import traces
 from tests.service.daemon import CONFIG, Daemon, free_port, model_dir, wait_ready
 
@@ -80,6 +85,14 @@ def _every_step_lies_inside_a_post(captured, pids, name):
             ]
             assert sum(inside) == 1, experts
     assert seen >= STEPS
+
+
+def test_a_backend_that_keeps_no_times_is_named_before_anything_is_loaded(tmp_path):
+    config = ServeConfig(
+        model=str(model_dir(tmp_path)), world=World(), load_format="dummy", backend="gpu-deepep-m2n", profile_dir="here"
+    )
+    with pytest.raises(UsageError, match="--profile: backend gpu-deepep-m2n keeps no times"):
+        host._parse(config, Lifecycle(), StopRequest())
 
 
 def test_who_does_not_answer_is_named(tmp_path, capsys):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from fastapi import APIRouter, HTTPException, Response
 
@@ -75,7 +76,20 @@ def _rank(config: ServeConfig, rank: int, *, experts: bool) -> dict[str, Any]:
 def _ask(config: ServeConfig, port: int, path: str) -> dict[str, Any]:
     host = "127.0.0.1" if config.binds_all_addresses else config.host
     host = f"[{host}]" if ":" in host else host
+    context = _context(config)
+    url = f"{'http' if context is None else 'https'}://{host}:{port}{path}"
     # Addresses of this node only, and past any proxy that the environment names.
-    with build_opener(ProxyHandler({})).open(f"http://{host}:{port}{path}", timeout=ANSWER_TIMEOUT_S) as answer:
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    with opener.open(url, timeout=ANSWER_TIMEOUT_S) as answer:
         body: dict[str, Any] = json.load(answer)
     return body
+
+
+def _context(config: ServeConfig) -> ssl.SSLContext | None:
+    """Ranks of a node show each other the very certificate that they serve with, under whatever address; else None."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(cafile=config.ssl_certfile)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
