@@ -83,7 +83,7 @@ def _start_f(options: DemoOptions, children: Children, model: Path) -> tuple[Chi
     ranks = options.ffn_ranks
     port = free_ports(ranks, key=str(options.work_dir))
     command = commands.ffn(model, port, ranks, options.moe_kernel, free_ports())
-    say(f"F: {ranks} rank{'s' if ranks > 1 else ''} on port {port}, kernel {options.moe_kernel}")
+    say(f"F: {ranks} rank{'s' if ranks > 1 else ''}, kernel {options.moe_kernel}; page: http://127.0.0.1:{port}/")
     f = children.start("F", command.arguments, command.environment, options.work_dir / "ffn.log")
     return f, port, wait_ready(children, f, port, "/ready", options.timeout_s)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ffn_faas.connectors.base import FFNConnector
 from ffn_faas.errors import ResourceError, UsageError
-from ffn_faas.protocol.messages import Profile
+from ffn_faas.protocol.messages import Profile, Profiled
 from ffn_faas.service.sessions import Link, Session
 from ffn_faas.service.state import ServiceState
 from ffn_faas.telemetry import trace
@@ -22,6 +22,9 @@ from ffn_faas.telemetry.trace import AProcess, FProcess, Trace
 POLL_S = 0.02
 ANSWER_S = 3.0
 """How long an A rank may take to send its spans; without them the trace has F's side only."""
+
+FAR_NS = 3600 * 10**9
+"""Posts that lie further from now, by A's own account, are not shown."""
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +78,24 @@ def _answers(asked: dict[int, tuple[Session, Link]]) -> list[AProcess]:
     end = time.monotonic() + ANSWER_S
     while time.monotonic() < end and any(_is_owed(*one) for one in asked.values()):
         time.sleep(POLL_S)
-    return [
-        AProcess(
-            session.instance,
-            link.attention_rank,
-            link.profiled.clock_offset_ns,
-            [PostSpan(*times) for times in link.profiled.spans],
-        )
-        for session, link in sorted(asked.values(), key=lambda one: (one[0].instance, one[1].attention_rank))
-        if link.profiled is not None and link.profiled.spans
+    told = sorted(asked.values(), key=lambda one: (one[0].instance, one[1].attention_rank))
+    made = [_process(session, link, link.profiled) for session, link in told if link.profiled is not None]
+    return [process for process in made if process.spans]
+
+
+def _process(session: Session, link: Link, answer: Profiled) -> AProcess:
+    """Without the spans that no clock has shown: one rank's numbers must not spoil the trace for the others."""
+    now = time.time_ns()
+    spans = [
+        PostSpan(*times)
+        for times in answer.spans
+        if list(times[:5]) == sorted(times[:5])
+        and max(abs(times[0] + answer.clock_offset_ns - now), abs(times[4] + answer.clock_offset_ns - now)) < FAR_NS
     ]
+    if len(spans) < len(answer.spans):
+        left_out, name = len(answer.spans) - len(spans), f"A rank {link.attention_rank} of instance {session.instance}"
+        log.warning("%d of %d posts of %s are left out: its clock is far off", left_out, len(answer.spans), name)
+    return AProcess(session.instance, link.attention_rank, answer.clock_offset_ns, spans)
 
 
 def _is_owed(session: Session, link: Link) -> bool:

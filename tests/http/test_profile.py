@@ -82,6 +82,23 @@ def test_posts_of_attention_on_another_clock_stand_beside_the_steps(keeping):
     assert keeping.connector.limit == 1
 
 
+@pytest.mark.parametrize(
+    ("offset", "times"),
+    [(-(1 << 62), (1, 2, 3, 4, 5, 0, 0, 1)), (1 << 62, (1, 2, 3, 4, 5, 0, 0, 1)), (0, (5, 4, 3, 2, 1, 0, 0, 1))],
+)
+def test_times_that_no_clock_has_shown_spoil_nothing(keeping, offset, times):
+    with attached(keeping) as socket:
+        running = Order(keeping, steps=1)
+        receive(socket, "profile")
+        keeping.connector.now = time.monotonic_ns()
+        receive(socket, "profile")
+        socket.send(messages.Profiled(clock_offset_ns=offset, spans=[times]).model_dump_json())
+        answer = running.answer().json()
+    traces.check(answer)
+    assert list(traces.processes(answer)) == ["F rank 0 of 1"]
+    assert traces.spans(answer, 1, "step")[0]["ts"] == 0.0
+
+
 def test_an_attention_that_does_not_answer_is_left_out(keeping, monkeypatch):
     monkeypatch.setattr(profiler, "ANSWER_S", 0.2)
     keeping.connector.now = time.monotonic_ns()
