@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ffn_faas.demo.checkpoint import make_checkpoint
 from ffn_faas.demo.ports import free_ports
 
 from .vllm_nursery import Nursery, nursery
@@ -40,6 +41,9 @@ SMALL_WINDOWS = {"connector_extra_config": {"capacity": 4}}
 FEW, MANY = 4, 12
 EAGER: dict[str, Any] = {}
 COMPILED: dict[str, Any] = {"enforce_eager": False}
+EITHER_MODE = pytest.mark.parametrize(
+    "mode", [pytest.param(EAGER, id="eager"), pytest.param(COMPILED, id="compiled", marks=pytest.mark.large)]
+)
 TP2 = {"tensor_parallel_size": 2}
 PP2 = {"pipeline_parallel_size": 2}
 EP = {"enable_expert_parallel": True}
@@ -115,7 +119,7 @@ def beginnings(stock: Answers) -> Answers:
     return [[tokens[:FEW], logprobs[:FEW]] for tokens, logprobs in stock]
 
 
-@pytest.mark.parametrize("mode", [EAGER], ids=["eager"])
+@EITHER_MODE
 def test_uneven_data_parallel_ranks_answer_as_one_rank_does(
     vllms: Nursery, model: Path, f_port: int, stock: Stock, mode: dict[str, Any]
 ) -> None:
@@ -131,7 +135,7 @@ def test_pipeline_parallel_ranks_serve_the_layers_they_built(
     assert remote(vllms, model, f_port, 2, **PP2, **COMPILED) == stock(**PP2, **COMPILED)
 
 
-@pytest.mark.parametrize("mode", [EAGER], ids=["eager"])
+@EITHER_MODE
 def test_tensor_parallel_ranks_that_send_their_slices_answer_as_stock_does(
     vllms: Nursery, model: Path, sharded_f_port: int, stock: Stock, mode: dict[str, Any]
 ) -> None:
@@ -151,3 +155,16 @@ def test_data_and_tensor_parallel_together(
     busy, idle = data_parallel(vllms, model, sharded_f_port, 4, **TP2, **expert_parallel)
     assert busy == stock(**TP2)
     assert idle == beginnings(stock(**TP2))
+
+
+def test_shared_experts_compute_while_f_does(vllms: Nursery, tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = tmp_path_factory.mktemp("shared") / "qwen2_moe"
+    layers = make_checkpoint(model, "qwen2_moe").layers
+    alone = request(model, MANY, {}, NO_PLUGIN)
+    (stock,) = vllms.run(alone)
+    with f_rank(model, "--moe-kernel", "vllm") as (_, port):
+        (remote,) = vllms.run({**request(model, MANY, attention(port), {}), "watch": True})
+    assert remote["answers"] == stock["answers"]
+    events = remote["events"]
+    assert len(events) >= 3 * layers * MANY
+    assert events == ["dispatch", "shared experts", "combine"] * (len(events) // 3)

@@ -31,7 +31,8 @@ SETTINGS: dict[str, Any] = {
     "kv_cache_memory_bytes": 64 << 20,
 }
 COMPILED = ("deepseek_v3", "gpt_oss", "mixtral")
-"""Latent attention with grouped top-k and shared experts; biases and a class of its own; the plain case."""
+"""Latent attention with grouped top-k and shared experts; biases and a class of its own; the plain case. The others
+take minutes more: ``--large``."""
 
 
 @contextmanager
@@ -72,7 +73,12 @@ def checkpoint(models: Path, arch: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arch", "mode"), [*((arch, "eager") for arch in FAMILIES), *((arch, "compiled") for arch in COMPILED)]
+    ("arch", "mode"),
+    [
+        *((arch, "eager") for arch in FAMILIES),
+        *((arch, "compiled") for arch in COMPILED),
+        *(pytest.param(arch, "compiled", marks=pytest.mark.large) for arch in FAMILIES if arch not in COMPILED),
+    ],
 )
 def test_every_token_and_logprob_equals_stock(models: Path, vllms: Nursery, arch: str, mode: str) -> None:
     model = checkpoint(models, arch)
