@@ -11,18 +11,22 @@ from ffn_faas.errors import LaunchDisagreement, ResourceError
 
 @dataclass(frozen=True)
 class Device:
-    """``mark()``: an object whose ``synchronize()`` waits for what was issued before it, or None."""
+    """``mark()``: an object whose ``synchronize()`` waits for what was issued before it, or None.
+
+    ``bind()``: a thread calls it before its first operator, since which device is current is a thread's own matter.
+    """
 
     torch_device: Any
     synchronize: Callable[[], None]
     mark: Callable[[], Any]
+    bind: Callable[[], None]
 
 
 def cpu() -> Device:
     """Where the twin runs."""
     import torch
 
-    return Device(torch.device("cpu"), lambda: None, lambda: None)
+    return Device(torch.device("cpu"), lambda: None, lambda: None, lambda: None)
 
 
 def npu(index: int) -> Device:
@@ -30,14 +34,16 @@ def npu(index: int) -> Device:
     import torch
     import torch_npu  # noqa: F401 - registers the device
 
-    torch.npu.set_device(index)
+    def bind() -> None:
+        torch.npu.set_device(index)
 
     def mark() -> Any:
         event = torch.npu.Event()
         event.record()
         return event
 
-    return Device(torch.device("npu", index), torch.npu.synchronize, mark)
+    bind()
+    return Device(torch.device("npu", index), torch.npu.synchronize, mark, bind)
 
 
 def npu_index(local_rank: int, visible: int, device_ids: Sequence[int] = ()) -> int:

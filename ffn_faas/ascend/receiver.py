@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ffn_faas.ascend.device import Device
     from ffn_faas.ascend.push import Received
     from ffn_faas.ascend.shape import CamShape
 
@@ -42,8 +43,7 @@ class Farewells:
 class Receiver:
     """``step`` returns what has to stay alive until the device is past it, among it the chunk; ``chunk`` finds that.
 
-    ``mark()`` makes something whose ``synchronize()`` waits for the device to come so far, or None; ``synchronize``
-    waits for all of it. ``on_failure`` hears of what the thread ended with, in the thread.
+    ``device`` is bound in the thread. ``on_failure`` hears of what the thread ended with, in the thread.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class Receiver:
         step: Callable[[], Any],
         chunk: Callable[[Any], Received],
         farewells: Farewells,
-        mark: Callable[[], Any],
-        synchronize: Callable[[], None],
+        device: Device,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.error: BaseException | None = None
@@ -61,7 +60,7 @@ class Receiver:
         self.steps = 0
         self.last_step_at = time.monotonic()
         self._step, self._chunk, self._farewells = step, chunk, farewells
-        self._mark, self._synchronize, self._on_failure = mark, synchronize, on_failure
+        self._device, self._on_failure = device, on_failure
         self._alive: deque[tuple[Any, Any]] = deque()
         self._stop = threading.Event()
         self._confirmed = threading.Event()
@@ -92,6 +91,7 @@ class Receiver:
     def _run(self) -> None:
         self._confirmed.set()
         try:
+            self._device.bind()
             while not (self._stop.is_set() and self._farewells.complete):
                 kept = self._step()
                 self.steps += 1
@@ -99,14 +99,14 @@ class Receiver:
                 self._keep(kept)
                 if self._stop.is_set():
                     self._farewells.note(self._chunk(kept))
-            self._synchronize()
+            self._device.synchronize()
             self.drained = True
         except BaseException as error:  # noqa: BLE001 - whatever it is, the main thread raises it again
             self.error = error
             self._on_failure(error)
 
     def _keep(self, kept: Any) -> None:
-        self._alive.append((kept, self._mark()))
+        self._alive.append((kept, self._device.mark()))
         if len(self._alive) > STEPS_AHEAD:
             _, mark = self._alive.popleft()
             if mark is not None:

@@ -252,9 +252,9 @@ class Attempt:
                 self._ended.add(link.rank)
                 all_ended = not message.final and len(self._ended) == len(self.links)
                 self._changed.notify_all()
-            if all_ended and self._on_all_ended is not None and not self._parting:
-                self._on_all_ended()
             self._over(SessionLost(f"{link} ended the session: {message.reason}"), final=message.final)
+            if all_ended and self._on_all_ended is not None and not self._parting:
+                threading.Thread(target=self._on_all_ended, name="ffn_faas-farewell", daemon=True).start()
         else:
             self._over(SessionLost(f"{link} sent an unexpected {message.type!r}"), final=True)
 

@@ -151,8 +151,7 @@ class NpuBackend(FFNBackend):
             run,
             _chunk_of,
             Farewells(self._shape, farewell_layer(self._numbers)),
-            device.mark,
-            device.synchronize,
+            device,
             startup.publish_failure,
         )
         self._connector.watch(receiver, step)
@@ -234,10 +233,13 @@ class NpuBackend(FFNBackend):
         return PushStep(PushFfn(member), experts, slot_table(self._numbers, device))
 
     def _transactions(self, step: PushStep) -> None:
-        """One exchange of every group, whole: with one row an A rank no chunk is ever split."""
-        kept = [step.eager() for _ in range(self._shape.groups)]
-        self._on().synchronize()
-        kept.clear()
+        """One exchange of every group, by the very operators and shapes that are recorded afterwards."""
+        groups = 0
+        while groups < self._shape.groups:
+            kept = step.on_device()
+            self._on().synchronize()
+            last_expert = int(_chunk_of(kept).batch_info[4])
+            groups += last_expert == self._shape.experts_per_rank - 1
 
     def _replay(self, recorded: plan.Plan) -> Callable[[], Any]:
         def replay() -> Any:

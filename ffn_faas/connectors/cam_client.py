@@ -53,7 +53,7 @@ class CamClient:
         self.layers: list[int] = []
         """The model's number of each layer handle."""
         self.shape = shape
-        self._ops, self._device, self._settings = ops, device, settings
+        self._ops, self.device, self._settings = ops, device, settings
         self._numbers = list(numbers)
         self._rank, self._dtype, self._stages, self._lethal = rank, dtype, stages, lethal
         self._push: PushAttention | None = None
@@ -86,7 +86,7 @@ class CamClient:
         self._startup = startup = AttentionStartup(store, self.shape, self._rank, interrupt)
         startup.open()
         name = self._hccl.name if self._hccl is not None else group.twin_group_name(startup.nonce)
-        device = self._device.torch_device
+        device = self.device.torch_device
         member = group.Member.create(self._ops, self.shape, self._rank, name, device, self._dtype)
         self._push = PushAttention(member, self._stages)
         startup.run(self._one_row)
@@ -111,15 +111,22 @@ class CamClient:
     def farewell(self, timeout_s: float = 5.0) -> None:
         """The last exchange, once every F rank has said that it stops: lets the receive that is pending there end.
 
-        Given up when an exchange of ours stays in flight. Any thread; idempotent.
+        Given up when an exchange of ours stays in flight; a farewell without an answer ends the process (``lethal``).
+        Any thread; idempotent.
         """
         if self._push is None or not self._exchange.acquire(timeout=timeout_s):
             return
+        unanswered = threading.Timer(timeout_s, self._end, ("F does not answer the farewell",))
+        unanswered.daemon = True
         try:
             if not self._said_farewell:
                 self._said_farewell = True
+                if self._lethal:
+                    unanswered.start()
+                self.device.bind()
                 self._one_row(farewell_layer(self._numbers))
         finally:
+            unanswered.cancel()
             self._exchange.release()
 
     def fail(self, reason: str) -> None:
@@ -132,7 +139,11 @@ class CamClient:
         if self._exchange.acquire(timeout=GRACE_S):
             self._exchange.release()
             return
-        end_process(SessionLost.exit_code, f"ffn_faas: {self.reason}; its exchange in flight cannot be cancelled")
+        if not self._said_farewell:
+            self._end(self.reason)
+
+    def _end(self, why: str) -> None:
+        end_process(SessionLost.exit_code, f"ffn_faas: {why}; an exchange in flight cannot be cancelled")
 
     def _take_exchange(self, stage: int, layer: int) -> None:
         if self.reason:
@@ -149,14 +160,14 @@ class CamClient:
         """A dispatch and combine of one row that reaches every F rank."""
         import torch
 
-        shape, device = self.shape, self._device.torch_device
+        shape, device = self.shape, self.device.torch_device
         ids = torch.tensor([warm_up_ids(self._rank % shape.tensor_parallel, shape)], dtype=torch.int32, device=device)
         row = torch.full((1, shape.hidden_size), FILLER, dtype=getattr(torch, self._dtype), device=device)
         weights = torch.full((1, shape.top_k), 1 / shape.top_k, device=device)
         push = self._pushing()
         push.dispatch(0, layer, row, ids, weights)
         push.combine(0)
-        self._device.synchronize()
+        self.device.synchronize()
 
     def _filled(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor

@@ -68,7 +68,7 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
     for why, reason in (
         ("mismatch", handshake.refusal(attach, state.offer)),
         ("conflict", state.sessions.conflict(attach)),
-        ("conflict", state.admit(attach)),
+        ("conflict", state.admit(attach) or _second_of_a_pair(attach, state)),
         ("limit", state.sessions.over_limit(attach, window_bytes)),
     ):
         if reason is not None:
@@ -76,6 +76,11 @@ async def serve_attention(socket: WebSocket, state: ServiceState) -> None:
             await frames.refuse(socket, reason)
             return
     await AttachedRank(socket, state, attach, geometry).serve()
+
+
+def _second_of_a_pair(attach: Attach, state: ServiceState) -> str | None:
+    other = state.sessions.other_instance(attach) if state.offer.cam is not None else None
+    return f"npu-async-cam serves one Attention instance; {other} is attached" if other is not None else None
 
 
 def _window_bytes(attach: Attach, geometry: WindowGeometry) -> int:

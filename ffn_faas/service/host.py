@@ -236,7 +236,8 @@ def _run(state: ServiceState, backend: FFNBackend) -> None:
 def _failed(state: ServiceState, error: FfnError) -> None:
     state.stop.request(str(error), error)
     state.lifecycle.fail(str(error))
-    state.sessions.end_all(Cause.F_FAILED, f"F failed: {error}")
+    # What has paired cannot wait for the next F.
+    state.sessions.end_all(Cause.F_FAILED, f"F failed: {error}", final=state.offer.cam is not None)
 
 
 def _stop(state: ServiceState, backend: FFNBackend) -> None:

@@ -226,8 +226,12 @@ class SessionRegistry:
                 if link.window == window:
                     link.close(Ending(Cause.PROTOCOL_BROKEN, reason))
 
-    def end_all(self, cause: Cause, reason: str) -> None:
-        """Tell every A rank that F goes away; the sockets' own handlers then leave."""
+    def end_all(self, cause: Cause, reason: str, *, final: bool = False) -> None:
+        """Tell every A rank that F goes away, ``final``: for good; the sockets' own handlers then leave."""
         for session in self.snapshot():
             for link in list(session.links.values()):
-                link.close(Ending(cause, reason, final=False))
+                link.close(Ending(cause, reason, final))
+
+    def other_instance(self, attach: Attach) -> str | None:
+        """An attached instance that ``attach`` is not of; None when there is none."""
+        return next((s.instance for s in self.snapshot() if s.instance != attach.instance), None)

@@ -104,8 +104,7 @@ class System:
                 step.eager if self.eager else replay,
                 lambda kept: kept[1],
                 Farewells(shape, farewell_layer(self.numbers)),
-                lambda: None,
-                lambda: None,
+                cpu(),
                 startup.publish_failure,
             )
             startup.complete(lambda: None if self.eager else recorded.capture(step.on_device), receiver.start)

@@ -29,6 +29,7 @@ import torch
 class World:
     def __init__(self, port, model, directory):
         self.port, self.model, self.directory, self.attention, self.extra = port, model, directory, 1, {}
+        self.ops = "cpu-twin"
 
 from tests.cam.world import FWorld
 World.block = FWorld.block

@@ -93,3 +93,18 @@ def test_whom_the_backend_does_not_admit_is_refused_with_its_words():
             assert "second is another" in receive(socket, "refused")["reason"]
     finally:
         service.server.shutdown()
+
+
+def test_a_second_instance_is_refused_while_one_is_attached_though_none_has_paired_yet():
+    service = Service()
+    try:
+        service.to(Phase.LOADING)
+        service.state.offer = OFFER
+        service.state.world.addresses = ["a:1", "b:2"]
+        with service.socket() as first, service.socket() as second:
+            first.send(attach(instance="first").model_dump_json())
+            receive(first, "granted")
+            second.send(attach(instance="second", attention_rank=1).model_dump_json())
+            assert "serves one Attention instance; first is attached" in receive(second, "refused")["reason"]
+    finally:
+        service.server.shutdown()

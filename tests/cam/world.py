@@ -37,15 +37,17 @@ class FWorld:
         attention: int,
         *flags: str,
         tokens: int = TOKENS,
+        ops: str = "cpu-twin",
         **extra: Any,
     ) -> None:
         self.model, self.directory, self.ranks, self.attention = model, directory, ranks, attention
-        self.extra, self.tokens = extra, tokens
+        self.extra, self.tokens, self.ops = extra, tokens, ops
         self.port = free_port(ranks)
         afd = {"role": "ffn", "num_attention_ranks": attention, "connector_extra_config": extra}
         arguments = [
             model,
-            *("--backend", "npu-async-cam", "--cam-ops", "cpu-twin", "--cam-twin-directory", directory),
+            *("--backend", "npu-async-cam", "--cam-ops", ops),
+            *(("--cam-twin-directory", directory) if ops == "cpu-twin" else ()),
             *("--port", self.port, "--max-num-batched-tokens", tokens),
             *("--additional-config", json.dumps({"afd": afd})),
             *flags,
@@ -74,8 +76,8 @@ class FWorld:
             "connector": "cam",
             "port": self.port,
             "connector_extra_config": {
-                "cam_ops": "cpu-twin",
-                "cam_twin_directory": str(self.directory),
+                "cam_ops": self.ops,
+                **({"cam_twin_directory": str(self.directory)} if self.ops == "cpu-twin" else {}),
                 "attach_timeout_s": 60,
                 **self.extra,
                 **extra,
@@ -88,10 +90,17 @@ class FWorld:
 
 @contextmanager
 def f_world(
-    model: Path, directory: Path, ranks: int, attention: int, *flags: str, tokens: int = TOKENS, **extra: Any
+    model: Path,
+    directory: Path,
+    ranks: int,
+    attention: int,
+    *flags: str,
+    made: type[FWorld] = FWorld,
+    **options: Any,
 ) -> Iterator[FWorld]:
+    """``options``: ``tokens`` and ``ops`` of FWorld, else keys of connector_extra_config."""
     with ExitStack() as stack:
-        yield FWorld(model, directory, stack, ranks, attention, *flags, tokens=tokens, **extra)
+        yield made(model, directory, stack, ranks, attention, *flags, **options)
 
 
 class ARank:
@@ -115,8 +124,9 @@ class ARank:
     def client(self) -> Any:
         return self.session.client
 
-    def check(self, tiny: TinyModel, reference: Reference, rounds: int = 2) -> None:
-        """All layers, each answer as the oracle's."""
+    def check(self, tiny: TinyModel, reference: Reference, rounds: int = 2, **tolerance: float) -> None:
+        """All layers, each answer as the oracle's: every bit of it, or within ``tolerance``."""
+        device = self.client.device.torch_device
         generator = torch.Generator().manual_seed(self.rank)
         for step in range(rounds * len(tiny.numbers)):
             layer = step % len(tiny.numbers)
@@ -125,8 +135,11 @@ class ARank:
             scores = torch.rand(count, tiny.experts, generator=generator)
             ids = scores.topk(tiny.top_k, -1).indices.to(torch.int32)
             weights = torch.rand(count, tiny.top_k, generator=generator)
-            self.client.dispatch(layer, x, ids, weights)
-            got, want = self.client.combine(), reference.layer(x, ids, weights, tiny.numbers[layer])
+            self.client.dispatch(layer, x.to(device), ids.to(device), weights.to(device))
+            got, want = self.client.combine().cpu(), reference.layer(x, ids, weights, tiny.numbers[layer])
+            if tolerance:
+                torch.testing.assert_close(got.float(), want.float(), **tolerance)
+                continue
             assert torch.equal(got, want), (self.rank, layer, (got.float() - want.float()).abs().max())
 
 
