@@ -21,6 +21,8 @@ LONGEST_FIRST = (
     "tests/attention/test_forms",
     "tests/experts/test_against_vllm_loader",
     "tests/attention/test_in_vllm",
+    "tests/cam/test_in_vllm",
+    "tests/cam/test_failures",
 )
 """Begun last, one of them would keep a worker alone at the end."""
 

@@ -103,10 +103,15 @@ def async_cam(spec: MoESpec, attach: Attach, block: AfdBlock, *, lethal: bool) -
 
 
 def for_platform(platform: str) -> tuple[Transport | None, Callable[[MoESpec], DataPlane]]:
-    """(transport, maker of its data plane) of a vLLM that runs on ``platform`` (cpu, cuda); None: the afd block's."""
+    """(transport, maker of its data plane) of a vLLM that runs on ``platform`` (cpu, cuda, npu); None: the block's.
+
+    That of transport cam needs the attach message as well: ``async_cam`` makes it.
+    """
     if platform == "cuda":
         import torch
 
         device = torch.cuda.current_device()
         return "m2n", lambda spec: device_memory(spec, device, lethal=True)
+    if platform == "npu":
+        return "cam", shared_memory
     return None, shared_memory

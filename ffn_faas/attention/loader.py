@@ -104,7 +104,7 @@ def attach_message(
 ) -> Attach:
     """This worker's Attach."""
     place = place or Place()
-    if block.transport == "cam":
+    if "cam" in (block.transport, transport):
         return _cam_attach(block, model, peer, max_num_batched_tokens, place)
     from ffn_faas.connectors.host_identity import host_identity
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ffn_faas.errors import UsageError
 
 LOAD_FORMAT = "ffn_faas"
-TRIED_VLLM = {"cpu": ("0.32.0",), "cuda": ("0.23.0",)}
-"""By vLLM's name of the platform. What runs on the one was not tried on the other."""
+TRIED_VLLM: dict[str, tuple[str, ...]] = {"cpu": ("0.32.0",), "cuda": ("0.23.0",), "npu": ()}
+"""By vLLM's name of the platform. What runs on the one was not tried on the other; on npu nothing was."""
 CARRIED_ACTIVATIONS = ("silu", "swigluoai")
 NOT_SERVED_YET = "not served yet by this version of ffn_faas"
 
@@ -66,12 +66,12 @@ class Refusal:
 
 def vllm_version_refusal(facts: EngineFacts) -> Refusal | None:
     """A vLLM that was never tried is refused by name."""
-    tried = TRIED_VLLM.get(facts.platform, ())
-    if not tried or facts.vllm_version.split("+")[0] in tried or facts.allow_untried_vllm:
+    tried = TRIED_VLLM.get(facts.platform)
+    if tried is None or facts.vllm_version.split("+")[0] in tried or facts.allow_untried_vllm:
         return None
     return Refusal(
         f"vllm {facts.vllm_version}",
-        f"was never tried on {facts.platform} with this version of ffn_faas (tried: {', '.join(tried)})",
+        f"was never tried on {facts.platform} with this version of ffn_faas (tried: {', '.join(tried) or 'none'})",
         'install a tried one, or set "connector_extra_config": {"allow_untried_vllm": true} in the afd block '
         "or FFN_FAAS_ALLOW_UNTRIED_VLLM=1",
     )

@@ -72,6 +72,13 @@ def test_a_vllm_that_was_never_tried_is_refused_by_name_and_the_override_lifts_i
     assert engine_refusals(replace(untried, allow_untried_vllm=True)) == []
 
 
+def test_on_npu_no_version_was_tried_and_one_has_to_ask_for_it() -> None:
+    (refusal,) = engine_refusals(replace(FINE, platform="npu"))
+    assert "was never tried on npu" in refusal.why
+    assert "(tried: none)" in refusal.why
+    assert engine_refusals(replace(FINE, platform="npu", allow_untried_vllm=True)) == []
+
+
 def test_a_version_tried_on_one_platform_is_untried_on_another() -> None:
     assert engine_refusals(replace(FINE, platform="cuda", vllm_version="0.23.0")) == []
     (refusal,) = engine_refusals(replace(FINE, platform="cuda"))

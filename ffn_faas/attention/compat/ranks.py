@@ -61,7 +61,7 @@ def register_ops() -> None:
     library = torch.library.Library("ffn_faas", "FRAGMENT")
     library.define("gather_rows(Tensor rows, Tensor x) -> Tensor")
     library.define("mask_padding(Tensor ids, int part, int parts) -> Tensor")
-    for key in ("CPU", "CUDA"):
+    for key in ("CPU", "CUDA", "PrivateUse1"):
         library.impl("gather_rows", gather_rows, key)
         library.impl("mask_padding", mask_padding, key)
     for name in ("gather_rows", "mask_padding"):
