@@ -78,7 +78,11 @@ class HcclGroup:
 
         options = ProcessGroupHCCL.Options()
         options.hccl_config = {"hccl_buffer_size": buffer_mib}
+        # What torch-npu itself sets where torch asks it for a group.
+        options.is_high_priority_stream = False
         options._timeout = dt.timedelta(seconds=RENDEZVOUS_S)  # noqa: SLF001 - the name that torch gives it
+        options.global_ranks_in_group = list(range(shape.world_size))
+        options.group_id = GROUP
         self._group = ProcessGroupHCCL(PrefixStore(GROUP, store), world_rank, shape.world_size, options)
         self.name: str = self._group.get_hccl_comm_name(world_rank)
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+FRACTAL_NZ = 29
+"""Number of the format among those of CANN."""
+
 
 @dataclass
 class ResidentExperts:
@@ -38,10 +41,10 @@ class ResidentExperts:
     ) -> None:
         """One more layer, moved to ``device``."""
         pairs = (
-            (self.w13, w13),
+            (self.w13, blocked(w13, device)),
             (self.w13_scale, w13_scale),
             (self.w13_bias, w13_bias),
-            (self.w2, w2),
+            (self.w2, blocked(w2, device)),
             (self.w2_scale, w2_scale),
             (self.w2_bias, w2_bias),
         )
@@ -56,3 +59,19 @@ class ResidentExperts:
     @property
     def nbytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+def blocked(weight: torch.Tensor, device: Any) -> torch.Tensor:
+    """``weight`` on ``device``; on an NPU in the storage format FRACTAL_NZ, which changes neither shape nor values.
+
+    Words of int4 are laid out as the bytes that they consist of. Never run on a device.
+    """
+    import torch
+
+    if torch.device(device).type != "npu":
+        return weight.to(device)
+    import torch_npu
+
+    moved = torch_npu.npu_format_cast(weight.to(device).view(torch.int8), FRACTAL_NZ)
+    words: torch.Tensor = moved.view(torch.int32) if weight.dtype == torch.int32 else moved
+    return words
