@@ -85,7 +85,7 @@ def test_a_taken_port_is_one_clear_error():
 def test_openapi_describes_every_probe_with_its_503_and_its_aliases(service):
     paths = service.get("/openapi.json").json()["paths"]
     probes = ("/live", "/health", "/v2/health/live", "/ready", "/v2/health/ready")
-    assert set(paths) == {*probes, "/status", "/metrics", "/stop", "/node"}
+    assert set(paths) == {*probes, "/status", "/metrics", "/stop", "/node", "/profile"}
     for path in probes:
         assert set(paths[path]["get"]["responses"]) == {"200", "503"}
     assert set(paths["/stop"]["post"]["responses"]) == {"202"}

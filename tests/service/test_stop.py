@@ -54,6 +54,8 @@ def test_a_stop_under_way_is_told_to_hurry_once_and_stays_what_it_was():
 class QuickBackend:
     """Ends at once."""
 
+    pairs = False
+
     def drain(self, deadline_s):
         pass
 
