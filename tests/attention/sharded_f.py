@@ -75,8 +75,9 @@ class ShardedKernel(LayerKernel):
         for shard in self._shards[1:]:
             shard.compute(layer, hidden, expert_ids, weights, part)
             out += part
-        if not torch.cpu._is_avx512_bf16_supported():
-            # vLLM's all-reduce between processes of one host cuts the lower half of the f32 sum off on such CPUs.
+        if hasattr(torch.ops._C, "init_shm_manager") and not torch.cpu._is_avx512_bf16_supported():
+            # vLLM's own all-reduce between processes of one host, which CPUs without AVX512 do not have, cuts the lower
+            # half of the f32 sum off where AVX512-BF16 is missing.
             lower_half_cut = out.view(torch.int32) >> 16 << 16
             out.copy_(lower_half_cut.view(torch.float32))
 
