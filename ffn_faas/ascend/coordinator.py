@@ -80,6 +80,10 @@ class Coordinator:
     def started(self) -> bool:
         return self._started
 
+    @property
+    def poll_s(self) -> float:
+        return self._timing.poll
+
     def open(self) -> None:
         """Agree on the name of this start; nothing is published before. Idempotent."""
         with self._step():

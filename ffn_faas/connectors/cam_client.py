@@ -89,7 +89,11 @@ class CamClient:
         device = self.device.torch_device
         member = group.Member.create(self._ops, self.shape, self._rank, name, device, self._dtype)
         self._push = PushAttention(member, self._stages)
-        startup.run(self._one_row)
+        startup.run(self._warm_up)
+
+    def _warm_up(self, layer: int) -> None:
+        with self._exchange:
+            self._one_row(layer)
 
     def dispatch(
         self, layer: int, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, stage: int = 0

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ffn_faas import native
-from ffn_faas.errors import HandshakeRefused, UsageError
+from ffn_faas.errors import HandshakeRefused, SessionLost, UsageError
 from tests.cam.model import TinyModel
 from tests.cam.world import ARank, f_world, together
 
@@ -142,3 +142,20 @@ def test_a_stop_with_a_receive_that_stays_pending_is_forced_and_says_why(model, 
         assert code == 5, output[-3000:]
         assert "a receive is still pending after 5 s and cannot be cancelled" in output
         assert "exit 5 without teardown" in output
+
+
+def test_an_attention_that_fails_in_the_warm_up_ends_f_although_its_receive_is_pending(model, tmp_path):
+    def broken(layer):
+        raise RuntimeError("no such kernel")
+
+    with f_world(model, tmp_path, 1, 1) as world:
+        rank = ARank(world, 0)
+        rank.session.attach(60)
+        rank.client._one_row = broken
+        rank.session.declare_layers(list(rank.model.spec.layers))
+        with pytest.raises(SessionLost, match="no such kernel"):
+            rank.session.wait_ready(60)
+        code, output = world.daemons[0].finish(30)
+        assert code == 4, output[-3000:]
+        assert "A rank 0 failed while it paired with F: RuntimeError: no such kernel" in output
+        assert "exit 4 without teardown" in output
