@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ffn_faas.errors import FfnError, LaunchDisagreement, SessionLost, Stuck
+from ffn_faas.errors import LaunchDisagreement, SessionLost, Stuck
 
 if TYPE_CHECKING:
     from ffn_faas.ascend.shape import CamShape
@@ -136,10 +136,11 @@ class Coordinator:
         except BaseException as error:
             self._failure = error
             self.publish_failure(error)
-            if isinstance(error, RuntimeError) and not isinstance(error, FfnError):
-                raise SessionLost(
-                    f"the store of the rendezvous failed: {error}", remedy="see F rank 0's log"
-                ) from error
+            if isinstance(error, RuntimeError):
+                from torch.distributed import DistError
+
+                what = "the store of the rendezvous" if isinstance(error, DistError) else "pairing"
+                raise SessionLost(f"{what} failed: {error}", remedy="see the logs; start A and F again") from error
             raise
 
     def _say(self, key: str, value: str = "1") -> None:
