@@ -9,6 +9,11 @@ has c rows; rows that the inputs do not have are zero. A part without rows is a 
 x [T, H] bf16, f16 or f32 on the CPU; topk_weights [T, K] (made f32); topk_ids [T, K] i32 or i64 global expert ids, -1 =
 no expert; layer: the handle that ``AttentionClient.set_layers`` numbers; ticket i64 [2] = stage, T; out like x. Their
 errors are RuntimeErrors: a session's end, a wrong shape, an id out of range.
+
+    ones = unit_weights(topk_weights)        weights of rows that the router's weights are multiplied into already
+
+is opaque too, so that a compiler keeps ``topk_weights`` as a tensor, as it does beside vLLM's own kernel: computed
+within the product of rows and weights, they would be other bits.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 _library: ctypes.CDLL | None = None
+_fragments: list[torch.library.Library] = []
+"""An op lives as long as the object that registered it."""
 _bound: Any = None
 
 
@@ -67,8 +74,14 @@ def set_stage(stage: int) -> None:
 
 
 def register_fakes() -> None:
-    """What torch.compile needs to know of the two ops, once they are defined."""
+    """What torch.compile needs to know of the two ops, once they are defined; and ``unit_weights``."""
     import torch
+
+    fragment = torch.library.Library("ffn_faas", "FRAGMENT")
+    fragment.define("unit_weights(Tensor topk_weights) -> Tensor")
+    fragment.impl("unit_weights", torch.ones_like, "CompositeExplicitAutograd")
+    torch.library.register_fake("ffn_faas::unit_weights", torch.empty_like, lib=fragment)
+    _fragments.append(fragment)
 
     @torch.library.register_fake("ffn_faas::dispatch")
     def _dispatch(

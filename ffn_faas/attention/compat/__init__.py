@@ -133,7 +133,7 @@ def remote_method() -> type:
 
             if layer.apply_router_weight_on_input:
                 # As vLLM prepares its kernel's input for the one expert of each row.
-                x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
+                x, topk_weights = x * topk_weights.to(x.dtype), torch.ops.ffn_faas.unit_weights(topk_weights)
             return run_remote(torch.ops.ffn_faas, self.handle, x, topk_weights, topk_ids, run_shared_experts, self.rows)
 
     return RemoteExpertsMethod
