@@ -45,7 +45,7 @@ class LayerFacts:
     activation: str = "silu"
     has_bias: bool = False
     activation_limits: bool = False
-    """True when swiglu limit, alpha or beta is set."""
+    """True when a swiglu alpha or beta is set, or a limit that the model's config.json does not name."""
     apply_router_weight_on_input: bool = False
     skip_final_all_reduce: bool = False
     num_fused_shared_experts: int = 0

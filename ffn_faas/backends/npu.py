@@ -94,6 +94,12 @@ class NpuBackend(FFNBackend):
             raise UsageError(UNAVAILABLE, remedy="leave ffn_mega_moe out on both sides")
         if self._config.load_format == "dummy":
             raise ModelRefused(f"--backend {BACKEND} has no dummy weights", remedy="make a small quantized checkpoint")
+        if self._spec.quantization == "w8a8" and self._spec.swiglu_limit is not None:
+            raise ModelRefused(
+                f"--backend {BACKEND}: the operators for w8a8 experts know no SwiGLU limit, this model has "
+                f"{self._spec.swiglu_limit:g}",
+                remedy="serve w4a8 experts",
+            )
         self._ops, self._device = operators(settings.ops, settings.twin_directory, world, self._config.device_ids)
         log.info("ops=%s on %s", self._ops.name, self._device.torch_device)
         if self._listener is not None:
@@ -229,7 +235,7 @@ class NpuBackend(FFNBackend):
             raise ResourceError("load() comes before pair()")
         device = self._on().torch_device
         member = group.Member.create(self._ops, self._shape, rank, name, device, self._spec.dtype)
-        experts = LayeredExperts(self._ops, self._weights, Arithmetic(self._spec.dtype))
+        experts = LayeredExperts(self._ops, self._weights, Arithmetic(self._spec.dtype, self._spec.swiglu_limit))
         return PushStep(PushFfn(member), experts, slot_table(self._numbers, device))
 
     def _watched(self, run: Callable[[], None], startup: FfnStartup, interrupt: Callable[[], None]) -> None:

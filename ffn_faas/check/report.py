@@ -24,7 +24,7 @@ def as_json(
         "model": model,
         "architecture": spec.architecture,
         "dtype": spec.dtype,
-        "activation": spec.activation,
+        "activation": spec.activation_text,
         "expert_biases": spec.has_bias,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

@@ -24,6 +24,8 @@ class Architecture:
     is_moe_layer: Callable[[Config, int], bool] = lambda config, layer: True
     hidden_size: str = "hidden_size"
     top_k: str = "num_experts_per_tok"
+    swiglu_limit: str = ""
+    """Field that bounds the activation's two halves (MoESpec.swiglu_limit); "" where none does."""
     activation: str | None = None
     """What vLLM computes with; None = what ``hidden_act`` says."""
     tensor_prefixes: tuple[str, ...] = ("",)
@@ -98,6 +100,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
+    # The names of checkpoints converted for Ascend; as published the experts are FP4 and go by other names.
+    "DeepseekV4ForCausalLM": Architecture(
+        num_experts=("n_routed_experts",),
+        intermediate_size="moe_intermediate_size",
+        swiglu_limit="swiglu_limit",
+    ),
     "OlmoeForCausalLM": Architecture(num_experts=("num_experts",), intermediate_size="intermediate_size"),
     "MixtralForCausalLM": _MIXTRAL,
     "PhiMoEForCausalLM": _MIXTRAL,

@@ -29,7 +29,7 @@ def fingerprint(spec: MoESpec, checkpoint: Checkpoint | None) -> Fingerprint:
         num_experts=spec.num_experts,
         top_k=spec.top_k,
         dtype=spec.dtype,
-        activation=spec.activation,
+        activation=spec.activation_text,
         quantization=spec.quantization,
         num_moe_layers=spec.num_layers,
         checkpoint="dummy" if checkpoint is None else _digest(spec, checkpoint),

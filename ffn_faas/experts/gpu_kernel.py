@@ -44,6 +44,7 @@ class GpuExperts(ExpertKernel):
             f"dtype {spec.dtype}": spec.dtype != "bfloat16",
             f"activation {spec.activation}": spec.activation != "silu",
             "expert biases": spec.has_bias,
+            f"SwiGLU limit {spec.swiglu_limit}": spec.swiglu_limit is not None,
             f"hidden size {spec.hidden_size}": spec.hidden_size % 128 != 0,
             f"intermediate size {spec.intermediate_size}": spec.intermediate_size % 64 != 0,
             f"top-k {spec.top_k}": spec.top_k > 32,

@@ -40,10 +40,17 @@ class MoESpec:
     layers: tuple[str, ...]
     """Checkpoint prefix of each routed-experts layer, in model order: model.layers.3.mlp.experts."""
     has_bias: bool = False
+    swiglu_limit: float | None = None
+    """The gate is clamped to at most this before its silu, the up half to within plus and minus this; None: neither."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def activation_text(self) -> str:
+        """What both sides compare."""
+        return self.activation if self.swiglu_limit is None else f"{self.activation} clamped at {self.swiglu_limit:g}"
 
     @property
     def matrices(self) -> tuple[int, ...]:
@@ -120,6 +127,7 @@ class MoESpec:
             quantization="none",
             layers=layers,
             has_bias=row.has_bias,
+            swiglu_limit=_swiglu_limit(config, row.swiglu_limit, name),
         )
         if spec.top_k > spec.num_experts:
             raise ModelRefused(f"{name}: {row.top_k} {spec.top_k} is more than its {spec.num_experts} experts")
@@ -165,6 +173,15 @@ def _activation(config: Mapping[str, Any], name: str) -> str:
     if activation != "silu":
         raise ModelRefused(f"{name}: activation {activation!r} cannot be served, only 'silu'")
     return "silu"
+
+
+def _swiglu_limit(config: Mapping[str, Any], field: str, name: str) -> float | None:
+    limit = config.get(field) if field else None
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        raise ModelRefused(f"{name}: config.json has {field} = {limit!r}, a positive number is needed")
+    return float(limit)
 
 
 def _moe_layers(config: Mapping[str, Any], row: Architecture, name: str) -> tuple[str, ...]:

@@ -49,6 +49,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int, int], 
         (58, 3, 256, 8, 7168, 2048),
         "model.layers.3.mlp.experts.255.gate_proj.weight",
     ),
+    "DeepseekV4ForCausalLM": (  # DeepSeek-V4-Flash, names as converted for Ascend
+        {"n_routed_experts": 256, "num_experts_per_tok": 6, "moe_intermediate_size": 2048, "hidden_size": 4096}
+        | {"num_hidden_layers": 43, "num_hash_layers": 3, "swiglu_limit": 10.0},
+        (43, 0, 256, 6, 4096, 2048),
+        "model.layers.0.mlp.experts.255.gate_proj.weight",
+    ),
     "MixtralForCausalLM": (  # Mixtral-8x7B
         {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336, "hidden_size": 4096}
         | {"num_hidden_layers": 32},
@@ -299,3 +305,39 @@ def test_matrices_of_an_expert_count_in_its_bytes() -> None:
     spec = tiny("GptOssForCausalLM")
     assert set(spec.matrices) == {GATE, UP, DOWN, *BIASES}
     assert spec.expert_bytes == 2 * (3 * HIDDEN * INTER + 2 * INTER + HIDDEN)
+
+
+def test_a_swiglu_limit_is_part_of_what_both_sides_compare_and_the_torch_kernel_keeps_to_it() -> None:
+    spec = tiny("DeepseekV4ForCausalLM", swiglu_limit=0.25)
+    assert spec.swiglu_limit == 0.25
+    assert fingerprint(spec, None).activation == "silu clamped at 0.25"
+    kernel = TorchKernel(spec)
+    kernel.allocate(range(EXPERTS))
+    matrices = [random(*spec.matrix_shape(matrix)) for matrix in spec.matrices]
+    for layer in range(spec.num_layers):
+        for expert in range(EXPERTS):
+            for matrix, values in zip(spec.matrices, matrices, strict=True):
+                kernel.matrix_buffer(layer, expert, matrix).copy_(values)
+        kernel.finish_layer(layer)
+    kernel.finish()
+    x, out = random(3, HIDDEN), torch.empty(3, HIDDEN)
+    kernel.compute(0, x, torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1), out)
+    gate, up, down = (values.double() for values in matrices)
+    left, right = (x.double() @ gate.t()).clamp(max=0.25), (x.double() @ up.t()).clamp(-0.25, 0.25)
+    expected = (left * torch.sigmoid(left) * right) @ down.t()
+    assert torch.allclose(out.double(), expected, rtol=1e-2, atol=1e-3)
+    assert not torch.allclose((x.double() @ up.t()), right), "nothing was clamped: the test says nothing"
+
+
+@pytest.mark.parametrize("kernel", ["native", "vllm"])
+def test_kernels_without_the_limit_refuse_it_by_name_and_auto_takes_one_that_has_it(kernel: str) -> None:
+    spec = tiny("DeepseekV4ForCausalLM", swiglu_limit=7.5)
+    with pytest.raises(ModelRefused, match=r"SwiGLU limit 7.5"):
+        create_kernel(kernel, spec)
+    assert choose_kernel("auto", spec) == "torch"
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, "ten", True, float("inf")])
+def test_a_swiglu_limit_that_is_none_is_refused(limit: object) -> None:
+    with pytest.raises(ModelRefused, match="swiglu_limit"):
+        tiny("DeepseekV4ForCausalLM", swiglu_limit=limit)

@@ -198,7 +198,7 @@ def model_loader(remote: tuple[type, ...], find_layers: Any) -> type:
             if self._attached is None:
                 raise UsageError(f"load format {LOAD_FORMAT} builds models in load_model only")
             spec = self._attached.model.spec
-            self._layers, facts = find_layers(model, remote, biases_carried=spec.has_bias)
+            self._layers, facts = find_layers(model, remote, spec)
             require_none([refusal for fact in facts for refusal in layer_refusals(fact)])
             if not self._layers and not self._may_be_empty:
                 raise HandshakeRefused(f"{type(model).__name__} has no routed experts", remedy="run stock vLLM")

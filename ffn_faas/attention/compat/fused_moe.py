@@ -10,6 +10,8 @@ from ffn_faas.attention.refusals import LayerFacts, engine_refusals, require_non
 if TYPE_CHECKING:
     import torch
 
+    from ffn_faas.experts.spec import MoESpec
+
 
 class RemoteQuantization:
     """Stands where FusedMoE looks for a quantization config while it chooses its method."""
@@ -67,16 +69,16 @@ def remote_layer(base: Any) -> type:
 
 
 def layers_and_facts(
-    model: torch.nn.Module, remote: tuple[type, ...], *, biases_carried: bool
+    model: torch.nn.Module, remote: tuple[type, ...], spec: MoESpec
 ) -> tuple[list[Any], list[LayerFacts]]:
     """The routed-experts layers of a built model in construction order, and what the refusals look at."""
     from vllm.model_executor.layers.fused_moe.layer import FusedMoE
 
     layers = [module for module in model.modules() if isinstance(module, FusedMoE)]
-    return layers, [layer_facts(layer, remote, biases_carried=biases_carried) for layer in layers]
+    return layers, [layer_facts(layer, remote, spec) for layer in layers]
 
 
-def layer_facts(layer: Any, remote: tuple[type, ...], *, biases_carried: bool = False) -> LayerFacts:
+def layer_facts(layer: Any, remote: tuple[type, ...], spec: MoESpec) -> LayerFacts:
     """Read one built layer; ``remote`` are the classes of ours."""
     from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
 
@@ -84,8 +86,8 @@ def layer_facts(layer: Any, remote: tuple[type, ...], *, biases_carried: bool = 
     return LayerFacts(
         name=layer.layer_name,
         activation=layer.activation.value,
-        has_bias=config.has_bias and not biases_carried,
-        activation_limits=layer.swiglu_limit is not None,
+        has_bias=config.has_bias and not spec.has_bias,
+        activation_limits=layer.swiglu_limit not in (None, spec.swiglu_limit),
         apply_router_weight_on_input=layer.apply_router_weight_on_input and config.experts_per_token > 1,
         num_fused_shared_experts=layer.num_fused_shared_experts,
         zero_experts=isinstance(layer.router, ZeroExpertRouter),

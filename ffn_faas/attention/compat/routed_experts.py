@@ -10,6 +10,8 @@ from ffn_faas.attention.refusals import LayerFacts, engine_refusals, require_non
 if TYPE_CHECKING:
     import torch
 
+    from ffn_faas.experts.spec import MoESpec
+
 
 def hooked() -> tuple[Any, ...]:
     """The classes to replace: vLLM's own, and those of models that derive from it. ImportError where it is not."""
@@ -52,17 +54,17 @@ def remote_layer(base: Any) -> type:
 
 
 def layers_and_facts(
-    model: torch.nn.Module, remote: tuple[type, ...], *, biases_carried: bool
+    model: torch.nn.Module, remote: tuple[type, ...], spec: MoESpec
 ) -> tuple[list[Any], list[LayerFacts]]:
     """The routed-experts layers of a built model in construction order, and what the refusals look at."""
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
     runners = [module for module in model.modules() if isinstance(module, MoERunner)]
-    facts = [layer_facts(runner, remote, biases_carried=biases_carried) for runner in runners]
+    facts = [layer_facts(runner, remote, spec) for runner in runners]
     return [runner.routed_experts for runner in runners], facts
 
 
-def layer_facts(runner: Any, remote: tuple[type, ...], *, biases_carried: bool = False) -> LayerFacts:
+def layer_facts(runner: Any, remote: tuple[type, ...], spec: MoESpec) -> LayerFacts:
     """Read one built layer; ``runner`` is vLLM's MoERunner, ``remote`` the classes of ours."""
     from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
 
@@ -70,10 +72,9 @@ def layer_facts(runner: Any, remote: tuple[type, ...], *, biases_carried: bool =
     return LayerFacts(
         name=layer.layer_name,
         activation=config.activation.value,
-        has_bias=config.has_bias and not biases_carried,
-        activation_limits=any(
-            getattr(layer, name) is not None for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")
-        ),
+        has_bias=config.has_bias and not spec.has_bias,
+        activation_limits=layer.swiglu_limit not in (None, spec.swiglu_limit)
+        or any(getattr(layer, name) is not None for name in ("swiglu_alpha", "swiglu_beta")),
         apply_router_weight_on_input=layer.apply_router_weight_on_input and config.experts_per_token > 1,
         skip_final_all_reduce=config.skip_final_all_reduce,
         num_fused_shared_experts=layer.expert_map_manager.num_fused_shared_experts,

@@ -70,7 +70,10 @@ def kernel_refusal(kernel: str, spec: MoESpec, num_local_experts: int) -> str | 
 
 def _missing(kernel: str, spec: MoESpec) -> str:
     """What of ``spec`` the kernel does not carry, in words; "" when it carries all."""
+    limit = [] if spec.swiglu_limit is None else [f"the SwiGLU limit {spec.swiglu_limit:g}"]
+    if kernel == "vllm":
+        return " and ".join(limit)
     if kernel != "native":
         return ""
     biases = ["the expert biases"] if spec.has_bias else []
-    return " and ".join([*biases, *([] if spec.activation == "silu" else [f"activation {spec.activation}"])])
+    return " and ".join([*biases, *([] if spec.activation == "silu" else [f"activation {spec.activation}"]), *limit])

@@ -84,7 +84,7 @@ class TorchKernel(LayerKernel):
             if self.spec.has_bias:
                 gate_up += self._b13[row]
             gate, up = gate_up.chunk(2, dim=1)
-            result = self._product(activate(self.spec.activation, gate, up), self._w2[row])
+            result = self._product(activate(self.spec.activation, gate, up, self.spec.swiglu_limit), self._w2[row])
             if self.spec.has_bias:
                 result += self._b2[row]
             out.index_add_(0, rows[part], result.mul_(slot_weights[part]))
