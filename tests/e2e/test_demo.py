@@ -31,7 +31,7 @@ def test_one_f_rank_with_vllms_kernel_gives_every_token_and_logprob_of_stock(dem
     assert figures["max_logprob_diff"] == 0.0
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["--eager", pytest.param("--compiled", marks=pytest.mark.large)])
 def test_three_f_ranks_part_from_stock_only_at_near_ties(demos: Demos, mode: str) -> None:
     figures = demos.figures(mode, "--ffn-ranks", "3")
     require_a_speaking_subject(figures)
