@@ -100,7 +100,7 @@ def test_three_f_ranks_are_about_as_exact_as_stocks_kernel_in_every_layer(models
     from ffn_faas.demo.layer_errors import layer_errors
 
     model = checkpoint(models, arch)
-    with f_world(model, ranks=3) as port:
+    with f_world(model, ranks=3, kernel="auto") as port:
         errors = layer_errors(model, port)
     assert len(errors) in (3, 4)
     assert max(error.ratio for error in errors) <= LARGEST_ERROR_RATIO
