@@ -8,7 +8,7 @@ import pytest
 
 from .demo_process import PATIENCE_S, Demos
 
-LONG = ("--eager", "--skip-stock", "--moe-kernel", "torch", "--prompts", "40", "--max-tokens", "400")
+LONG = ("--eager", "--skip-stock", "--moe-kernel", "torch", "--prompts", "40", "--max-tokens", "60")
 VICTIMS = {
     "F rank": (("-m ffn_faas serve", "--port"), "F ended"),
     "Attention worker": (("VLLM::Worker",), "Attention"),
