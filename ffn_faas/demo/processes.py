@@ -129,7 +129,7 @@ class Child:
 
 
 class Children:
-    """All children of one demo; leaving the context stops the last started first, then kills every descendant."""
+    """All children of one demo; leaving the context stops all at once, then kills every descendant."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
@@ -140,8 +140,10 @@ class Children:
 
     def __exit__(self, *exc_info: object) -> None:
         with _interrupts_ignored():
+            for child in self._children:
+                child.signal(signal.SIGTERM)
             for child in reversed(self._children):
-                child.stop(None, deadline_s=10.0)
+                child.stop(lambda: None, deadline_s=10.0)
             self._children.clear()
             end_all(psutil.Process().children(recursive=True))
 
