@@ -97,7 +97,8 @@ def test_the_installed_package_runs_from_anywhere_and_says_what_it_lacks(install
     script = "import ffn_faas; from ffn_faas import native; print(ffn_faas.__file__); native.load()"
     loaded = run(installed, tmp_path, sys.executable, "-c", script)
     assert loaded.stdout.startswith(str(installed))
-    assert "NativeMissing" in loaded.stderr
+    if not list(installed.glob("ffn_faas/_native*")):
+        assert "NativeMissing" in loaded.stderr
     command = run(installed, tmp_path, sys.executable, str(installed / "bin" / "ffn-faas"), "check", "--help")
     assert "python -m ffn_faas check" in command.stdout
 

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 
 def config(ranks: int) -> Any:
-    return SimpleNamespace(parallel_config=SimpleNamespace(world_size_across_dp=ranks))
+    return SimpleNamespace(parallel_config=SimpleNamespace(world_size_across_dp=ranks, tensor_parallel_size=2))
 
 
 class World:
