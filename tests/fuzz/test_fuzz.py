@@ -15,9 +15,7 @@ from tests.http.conftest import receive
 @pytest.mark.parametrize(("over", "count"), [("shm", 2000), ("tcp", 300)])
 def test_mutated_windows_cost_nobody_else_anything(over: str, count: int) -> None:
     target, _ = windows.run(over, count, seed=1)
-    # What a stream has sent when it ends may be dropped before a busy machine comes to it.
-    least = count / 20 if over == "shm" else 0
-    assert target.outcomes["computed"] > least, "most posts were refused: the mutations are too wild to mean much"
+    assert target.outcomes["computed"] > count / 20, "most posts were refused: the mutations are too wild to mean much"
     assert sum(target.outcomes.values()) > target.outcomes["computed"], "nothing was refused"
     target.close()
 
