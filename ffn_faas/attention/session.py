@@ -14,7 +14,7 @@ from ffn_faas.attention.attempt import LAYERS_TIMEOUT_S, Attempt, Client, DataPl
 from ffn_faas.attention.link import RETRY_S, FLink
 from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.credentials import NOTHING, Credentials
-from ffn_faas.errors import FfnError, HandshakeRefused, SessionLost, UsageError
+from ffn_faas.errors import FfnError, HandshakeRefused, ResourceError, SessionLost, UsageError
 from ffn_faas.protocol.messages import Attach, Granted, Profile, Profiled, Times
 from ffn_faas.telemetry.spans import clock_offset_ns
 
@@ -46,7 +46,7 @@ class PairingClient(Client, Protocol):
 
 @runtime_checkable
 class RecordingClient(Protocol):
-    """A client that can keep times of single posts."""
+    """A client that can keep times of single posts. Both raise ResourceError where a device does not answer."""
 
     def record(self, limit: int) -> None:
         """Keep those of the next ``limit`` posts."""
@@ -186,12 +186,16 @@ class AttentionSession:
 
     def _profile(self, link: FLink, message: Profile) -> None:
         """F asks for times of posts: keep the next ones, or send what was kept."""
-        client = self.client
-        if message.posts:
-            if isinstance(client, RecordingClient):
+        client, spans = self.client, list[Times]()
+        try:
+            if message.posts and isinstance(client, RecordingClient):
                 client.record(message.posts)
+            elif isinstance(client, RecordingClient):
+                spans = client.take_spans()
+        except ResourceError as error:
+            self._log.warning("Times of posts are not to be had: %s", error)
+        if message.posts:
             return
-        spans: list[Times] = client.take_spans() if isinstance(client, RecordingClient) else []
         with suppress(SessionLost):
             link.send(Profiled(clock_offset_ns=clock_offset_ns(), spans=spans))
 

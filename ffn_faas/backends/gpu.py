@@ -31,6 +31,7 @@ class GpuBackend(FFNBackend):
 
     name = "gpu-deepep-m2n"
     transport = "m2n"
+    can_record = True
     kernel_name = GpuExperts.name
 
     def __init__(self, config: ServeConfig, spec: MoESpec) -> None:

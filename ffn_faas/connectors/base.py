@@ -157,7 +157,10 @@ class FFNConnector(ABC):
     """Whether times of single steps can be kept: ``record``, ``recorded`` and ``take_spans`` work."""
 
     def record(self, steps: int) -> None:
-        """Keep times of the next ``steps`` items (1 to spans.MOST). Any thread, as the two below; never blocks."""
+        """Keep times of the next ``steps`` items (1 to spans.MOST). Any thread, as all here; never waits for a step.
+
+        Where a device keeps them it is asked for them: ResourceError when it does not answer.
+        """
         raise NotImplementedError
 
     def recorded(self) -> int:
@@ -167,6 +170,11 @@ class FFNConnector(ABC):
     def take_spans(self) -> list[StepSpan]:
         """Stop keeping, and hand out what was."""
         raise NotImplementedError
+
+    @property
+    def clock_error_ns(self) -> int:
+        """How far the spans taken last may be off CLOCK_MONOTONIC; 0 where that clock itself was read."""
+        return 0
 
     @abstractmethod
     def close(self) -> None:

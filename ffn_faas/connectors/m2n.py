@@ -1,7 +1,8 @@
 """GPU memory shared by CUDA IPC: windows of every attached A rank, F's side.
 
-Everything that touches the device runs in the thread that steps, between two steps and with nothing in flight: other
-threads leave a request and wait. So no CUDA call ever comes from the HTTP thread, and the one graph never changes.
+Everything that changes the device runs in the thread that steps, between two steps and with nothing in flight: other
+threads leave a request and wait. So no CUDA call ever comes from the HTTP thread, and the one graph never changes. A
+profile only looks at the device, beside the step, from a thread of its own (m2n_recorder).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ffn_faas.protocol.window import flag
 
 if TYPE_CHECKING:
     from ffn_faas.connectors.m2n_library import Device, Library
+    from ffn_faas.telemetry.spans import StepSpan
 
 REQUEST_TIMEOUT_S = 30.0
 NAMESPACES = (
@@ -45,6 +47,7 @@ class M2nConnector(FFNConnector):
     """``step`` is called by one thread; the rest by any. Items stay on the device, so ``receive`` gives none."""
 
     transport = "m2n"
+    can_record = True
 
     def __init__(self, library: Library, device: Device, service: M2nService, *, share_device: bool = False) -> None:
         self._library = library
@@ -152,6 +155,24 @@ class M2nConnector(FFNConnector):
             "captures": self._service.captures,
             "replays": self._service.replays,
         }
+
+    def record(self, steps: int) -> None:
+        self._library.call("use_device", self._device.index)
+        self._service.times.record(steps)
+
+    def recorded(self) -> int:
+        counters = self._service.counters
+        completed, items = int(counters.completed), int(counters.items)
+        in_flight = completed != int(counters.taken)
+        return max(0, items - in_flight - self._service.times.first + 1)
+
+    def take_spans(self) -> list[StepSpan]:
+        self._library.call("use_device", self._device.index)
+        return self._service.times.take()
+
+    @property
+    def clock_error_ns(self) -> int:
+        return self._service.times.error_ns
 
     def drain(self, deadline_s: float) -> None:
         """Wait for what is in flight; a post whose flag already stands is still taken."""

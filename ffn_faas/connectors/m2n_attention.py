@@ -6,6 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from ffn_faas.connectors.m2n_library import Library, window
+from ffn_faas.connectors.m2n_recorder import PostRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,7 @@ class M2nAttention:
             int(timeout_s * 1e9),
             ctypes.byref(self._handle),
         )
+        self.times = PostRecorder(library, [self._times_of(stage) for stage in range(geometry.stages)])
 
     def set_link(self, stage: int, rank: int, addresses: WindowAddresses, *, offered: bool = False) -> None:
         """The windows of one F rank; ``offered``: of the session that ``offer`` names, while waits are in flight."""
@@ -90,5 +92,11 @@ class M2nAttention:
     def close(self) -> None:
         """Idempotent; nothing may be in flight."""
         if self._handle:
+            self.times.close()
             self._library.call("attention_destroy", self._handle)
             self._handle = ctypes.c_void_p()
+
+    def _times_of(self, stage: int) -> int:
+        address = ctypes.c_void_p()
+        self._library.call("attention_times", self._handle, stage, ctypes.byref(address))
+        return int(address.value or 0)

@@ -10,7 +10,7 @@ from ffn_faas.connectors.m2n import open_memory
 from ffn_faas.connectors.m2n_attention import M2nAttention
 from ffn_faas.connectors.m2n_window import addresses, combine_layout, dispatch_layout
 from ffn_faas.errors import HandshakeRefused, SessionLost
-from ffn_faas.protocol.messages import DeviceMemory
+from ffn_faas.protocol.messages import DeviceMemory, Times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,16 @@ class M2nClient:
         if flag != self._overdue[0]:
             self._overdue = (flag, now)
         return (now - self._overdue[1] if flag else 0.0), rank
+
+    def record(self, limit: int) -> None:
+        """Times of the next ``limit`` posts are asked for. Raises ResourceError once the context has ended."""
+        self._library.call("use_device", self._device.index)
+        self.attention.times.record(limit)
+
+    def take_spans(self) -> list[Times]:
+        """Those of the posts answered since, on CLOCK_MONOTONIC."""
+        self._library.call("use_device", self._device.index)
+        return list[Times](self.attention.times.take())
 
     def fail(self, reason: str) -> None:
         """Pending and later waits end, and ``reason`` says why."""

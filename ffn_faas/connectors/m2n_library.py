@@ -13,13 +13,15 @@ from ffn_faas.errors import NativeMissing, ResourceError
 if TYPE_CHECKING:
     from ffn_faas.connectors.m2n_window import WindowAddresses
 
-VERSION = 2
+VERSION = 3
 WAIT_SORT, EXPERTS, COMBINE, OVERLAP = 1, 2, 4, 8
 STEP = WAIT_SORT | EXPERTS | COMBINE | OVERLAP
 REMEDY = "install ffn-faas where nvcc (CUDA 12.8 or newer) is found: pip install --no-cache-dir ."
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _U64 = ctypes.c_uint64
+_I64 = ctypes.c_int64
+KEPT_TIMES = 8192
 
 
 class _Device(ctypes.Structure):
@@ -54,6 +56,52 @@ class Counters(ctypes.Structure):
     wait_ns: int
     compute_ns: int
     send_ns: int
+
+
+class ItemTimes(ctypes.Structure):
+    """``ffn_m2n_item_times``: one item of an F rank, in ns of the device's globaltimer."""
+
+    _fields_ = (
+        *((name, _U64) for name in ("number", "taken", "sorted", "computed", "sent")),
+        *((name, _INT) for name in ("layer", "rows", "parts", "unused")),
+    )
+    number: int
+    taken: int
+    sorted: int
+    computed: int
+    sent: int
+    layer: int
+    rows: int
+    parts: int
+
+
+class PostTimes(ctypes.Structure):
+    """``ffn_m2n_post_times``: one post of an A rank."""
+
+    _fields_ = (
+        *((name, _U64) for name in ("number", "dispatching", "dispatched", "waiting", "answered", "summed")),
+        *((name, _INT) for name in ("layer", "rows")),
+    )
+    number: int
+    dispatching: int
+    dispatched: int
+    waiting: int
+    answered: int
+    summed: int
+    layer: int
+    rows: int
+
+
+class Items(ctypes.Structure):
+    """``ffn_m2n_items``."""
+
+    _fields_ = (("ended", _U64), ("kept", ItemTimes * KEPT_TIMES))
+
+
+class Posts(ctypes.Structure):
+    """``ffn_m2n_posts``."""
+
+    _fields_ = (("ended", _U64), ("kept", PostTimes * KEPT_TIMES))
 
 
 class ServiceConfig(ctypes.Structure):
@@ -128,6 +176,11 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "attention_dispatch": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "attention_receive": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "attention_status": (_POINTER, _INT, ctypes.POINTER(ctypes.c_uint32)),
+    "attention_times": (_POINTER, _INT, ctypes.POINTER(_POINTER)),
+    "observer_create": (ctypes.POINTER(_POINTER),),
+    "observer_destroy": (_POINTER,),
+    "observer_copy": (_POINTER, _POINTER, _POINTER, _U64),
+    "observer_clock": (_POINTER, ctypes.POINTER(_U64), ctypes.POINTER(_I64), ctypes.POINTER(_I64)),
     "permute_rows": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     "fill_rows": (_POINTER, _POINTER, _POINTER, _U64, _U64, _INT, _INT),
     "uploader_create": (_U64, ctypes.POINTER(_POINTER)),
@@ -155,6 +208,7 @@ class Library:
         self._functions = {name: self._function(name, types, _INT) for name, types in _SIGNATURES.items()}
         self.service_stop = self._function("service_stop", (_POINTER, ctypes.c_uint32), None)
         self.attention_stop = self._function("attention_stop", (_POINTER, ctypes.c_uint32), None)
+        self.service_times = self._function("service_times", (_POINTER,), _POINTER)
         self.service_stream = self._function("service_stream", (_POINTER,), _POINTER)
         self.service_bytes = self._function("service_bytes", (ctypes.POINTER(ServiceConfig),), _U64)
         self.service_counters = self._function("service_counters", (_POINTER,), ctypes.POINTER(Counters))

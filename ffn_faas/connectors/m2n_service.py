@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ffn_faas.connectors.m2n_library import STEP, Counters, Library, ServiceConfig, window
+from ffn_faas.connectors.m2n_recorder import ItemRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +62,7 @@ class M2nService:
         self._handle = ctypes.c_void_p()
         library.call("service_create", ctypes.byref(config), ctypes.byref(self._handle))
         self._counters = library.service_counters(self._handle).contents
+        self.times = ItemRecorder(library, int(library.service_times(self._handle)))
 
     def set_lane(self, lane: int, addresses: WindowAddresses | None, capacity: int = 0, first_flag: int = 0) -> None:
         """A new peer behind a lane, or none. Nothing may be in flight (``idle``)."""
@@ -110,5 +112,6 @@ class M2nService:
         """Free graph, stream and workspace. Idempotent."""
         if self._handle:
             self._counters = Counters.from_buffer_copy(self._counters)
+            self.times.close()
             self._library.call("service_destroy", self._handle)
             self._handle = ctypes.c_void_p()

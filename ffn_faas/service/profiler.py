@@ -48,7 +48,8 @@ def capture(state: ServiceState, steps: int, over: Callable[[], bool], *, attent
         own = connector.take_spans()
         answers = _answers(asked)
         world = state.config.world
-        return trace.build([FProcess(world.rank, world.size, clock_offset_ns(), own)], answers)
+        process = FProcess(world.rank, world.size, clock_offset_ns(), own, connector.clock_error_ns)
+        return trace.build([process], answers)
     finally:
         state.profiling.release()
 

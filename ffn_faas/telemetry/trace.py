@@ -25,6 +25,8 @@ class FProcess:
     world_size: int
     clock_offset_ns: int
     spans: Sequence[StepSpan]
+    clock_error_ns: int = 0
+    """How far off its monotonic clock the spans may be, where another clock was read."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,23 @@ def build(f: Sequence[FProcess], attention: Sequence[AProcess]) -> Trace:
     base = min([*began, *posted], default=0)
     events: list[Event] = []
     clocks = {}
+    errors = {}
     for process in f:
         name, pid = f"F rank {process.rank} of {process.world_size}", process.rank + 1
         clocks[name] = process.clock_offset_ns
+        if process.clock_error_ns:
+            errors[name] = process.clock_error_ns
         events += [*_names(pid, name, {1: "steps"}), *_steps(process, pid, process.clock_offset_ns - base)]
     for number, sender in enumerate(attention):
         name, pid = f"Attention {sender.instance[:8]} rank {sender.rank}", FIRST_ATTENTION_PID + number
         clocks[name] = sender.clock_offset_ns
         lanes = {span.stage + 1: f"stage {span.stage}" for span in sender.spans}
         events += [*_names(pid, name, lanes or {1: "stage 0"}), *_posts(sender, pid, sender.clock_offset_ns - base)]
-    return {
-        "displayTimeUnit": "ns",
-        "traceEvents": events,
-        # As text: numbers of this size lose digits in JavaScript.
-        "otherData": {"base_unix_ns": str(base), "clock_offset_ns": {name: str(ns) for name, ns in clocks.items()}},
-    }
+    # As text: numbers of this size lose digits in JavaScript.
+    other = {"base_unix_ns": str(base), "clock_offset_ns": {name: str(ns) for name, ns in clocks.items()}}
+    if errors:
+        other["clock_error_ns"] = {name: str(ns) for name, ns in errors.items()}
+    return {"displayTimeUnit": "ns", "traceEvents": events, "otherData": other}
 
 
 def merge(traces: Sequence[Trace]) -> Trace:
@@ -67,12 +71,14 @@ def merge(traces: Sequence[Trace]) -> Trace:
     base = min((value for value in bases if value), default=0)
     events: list[Event] = []
     clocks: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for trace, own in zip(traces, bases, strict=True):
         clocks |= trace["otherData"]["clock_offset_ns"]
+        errors |= trace["otherData"].get("clock_error_ns", {})
         for event in trace["traceEvents"]:
             moved = {"ts": _us(round(event["ts"] * 1000) + own - base)} if "ts" in event else {}
             events.append({**event, **moved})
-    other = {"base_unix_ns": str(base), "clock_offset_ns": clocks}
+    other = {"base_unix_ns": str(base), "clock_offset_ns": clocks, **({"clock_error_ns": errors} if errors else {})}
     return {"displayTimeUnit": "ns", "traceEvents": events, "otherData": other}
 
 

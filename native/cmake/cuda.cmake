@@ -2,7 +2,7 @@
 # Optional: without nvcc the package installs without it and --backend gpu-deepep-m2n says so.
 option(FFN_FAAS_CUDA "build the GPU backend when nvcc is found" ON)
 set(FFN_FAAS_CUDA_TARGETS "arch=compute_90a,code=sm_90a" CACHE STRING "-gencode values, separated by semicolons")
-set(m2n_verbs m2n/attention m2n/ceiling m2n/combine m2n/dispatch m2n/memory m2n/receive m2n/service m2n/wait_any
+set(m2n_verbs m2n/attention m2n/ceiling m2n/combine m2n/dispatch m2n/memory m2n/observer m2n/receive m2n/service m2n/wait_any
   experts_gpu/experts experts_gpu/upload experts_gpu/weights)
 
 find_program(FFN_FAAS_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define FFN_M2N_VERSION 2
+#define FFN_M2N_VERSION 3
 enum { FFN_M2N_WAIT_SORT = 1, FFN_M2N_EXPERTS = 2, FFN_M2N_COMBINE = 4, FFN_M2N_OVERLAP = 8 };
 
 typedef struct ffn_m2n_device {
@@ -26,6 +26,26 @@ typedef struct ffn_m2n_device {
 typedef struct ffn_m2n_counters {
   uint64_t waits, taken, completed, rows, pairs, experts_hit, faults, items, wait_ns, compute_ns, send_ns;
 } ffn_m2n_counters;
+
+/* Times are nanoseconds of the device's globaltimer. Entry n - 1 modulo FFN_M2N_KEPT_TIMES is number n (from 1);
+   numbers up to `ended` are whole, the next one may be half written. Must equal ItemTimes, PostTimes, TimesRing. */
+enum { FFN_M2N_KEPT_TIMES = 8192 };
+typedef struct ffn_m2n_item_times {
+  uint64_t number, taken, sorted, computed, sent;
+  int32_t layer, rows, parts, unused;
+} ffn_m2n_item_times;
+typedef struct ffn_m2n_post_times {
+  uint64_t number, dispatching, dispatched, waiting, answered, summed;
+  int32_t layer, rows;
+} ffn_m2n_post_times;
+typedef struct ffn_m2n_items {
+  uint64_t ended;
+  ffn_m2n_item_times kept[FFN_M2N_KEPT_TIMES];
+} ffn_m2n_items;
+typedef struct ffn_m2n_posts {
+  uint64_t ended;
+  ffn_m2n_post_times kept[FFN_M2N_KEPT_TIMES];
+} ffn_m2n_posts;
 
 typedef struct ffn_m2n_service_config {
   int32_t hidden_size, intermediate_size, top_k, num_layers, num_experts, item_rows, wait_us;
@@ -96,6 +116,8 @@ FFN_M2N_API int ffn_m2n_service_enqueue(void* service, int32_t parts, void* stre
 FFN_M2N_API void ffn_m2n_service_stop(void* service, uint32_t stop);
 /* Pinned memory that the kernels write; valid until destroy. */
 FFN_M2N_API const ffn_m2n_counters* ffn_m2n_service_counters(void* service);
+/* Device memory that the kernels write: times of the last items. */
+FFN_M2N_API const ffn_m2n_items* ffn_m2n_service_times(void* service);
 FFN_M2N_API void* ffn_m2n_service_stream(void* service);
 
 FFN_M2N_API int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity,
@@ -125,6 +147,18 @@ FFN_M2N_API int ffn_m2n_attention_active(void* attention, int32_t stage, uint32_
 FFN_M2N_API int ffn_m2n_attention_long_wait(void* attention, int32_t stage, uint64_t* flag, int32_t* link);
 /* 0 = fine, 1 = stopped, 2 = timed out. Synchronizes the device. */
 FFN_M2N_API int ffn_m2n_attention_status(void* attention, int32_t stage, uint32_t* status);
+
+/* Device memory that the kernels write: times of the last posts of a stage. */
+FFN_M2N_API int ffn_m2n_attention_times(void* attention, int32_t stage, const ffn_m2n_posts** device_posts);
+
+/* Looks at a device beside whatever waits or is captured on it: nothing here waits for another stream. Made before
+   kernels wait; then of any thread, one at a time. */
+FFN_M2N_API int ffn_m2n_observer_create(void** observer);
+FFN_M2N_API int ffn_m2n_observer_destroy(void* observer);
+FFN_M2N_API int ffn_m2n_observer_copy(void* observer, void* host, const void* device_memory, uint64_t nbytes);
+/* globaltimer and CLOCK_MONOTONIC at one moment, and how far apart those moments may be. Fails when the device has no
+   room for a kernel of one thread for a tenth of a second. */
+FFN_M2N_API int ffn_m2n_observer_clock(void* observer, uint64_t* device_ns, int64_t* host_ns, int64_t* error_ns);
 
 /* Reads nbytes with all multiprocessors (a ceiling to compare with). */
 FFN_M2N_API int ffn_m2n_read_all(const void* device_memory, uint64_t nbytes, void* device_sink, void* stream);

@@ -9,6 +9,8 @@
 namespace ffn {
 namespace {
 
+static_assert(sizeof(TimesRing<PostTimes>) == sizeof(ffn_m2n_posts), "api.h repeats the times of posts");
+
 class Attention {
  public:
   Attention(int stages, int links, int num_experts, int capacity, int hidden_size, int top_k, uint64_t timeout_ns)
@@ -20,6 +22,7 @@ class Attention {
         blocks_(multiprocessors()),
         state_(stages),
         slots_(static_cast<size_t>(stages) * links * capacity),
+        times_(stages),
         reports_(stages) {
     if (links < 1 || links > kMaxServiceRanks) throw std::invalid_argument("1 to 64 F ranks");
     if (hidden_size % 8 || top_k < 1 || top_k > kMaxTopK) throw std::invalid_argument("hidden_size % 8, top_k <= 32");
@@ -31,6 +34,7 @@ class Attention {
       stage.capacity = capacity;
       stage.timeout_ns = timeout_ns;
       stage.slot = slots_.get() + static_cast<size_t>(i) * links * capacity;
+      stage.times = times_.get() + i;
       write(state_.get() + i, stage);
     }
   }
@@ -110,6 +114,11 @@ class Attention {
     *link = static_cast<int32_t>(report.link);
   }
 
+  const TimesRing<PostTimes>* times(int stage) const {
+    bounded(stage, stages_, "stage");
+    return times_.get() + stage;
+  }
+
   uint32_t status(int stage) {
     bounded(stage, stages_, "stage");
     uint32_t status = 0;
@@ -133,6 +142,7 @@ class Attention {
   int stages_, links_, capacity_, hidden_size_, top_k_, blocks_;
   DeviceArray<AttentionStage> state_;
   DeviceArray<int32_t> slots_;
+  DeviceArray<TimesRing<PostTimes>> times_;
   PinnedArray<WaitReport> reports_;
   PinnedValue<uint32_t> control_;
   cudaStream_t stream_ = nullptr;
@@ -188,4 +198,7 @@ int ffn_m2n_attention_receive(void* attention, int32_t stage, void* device_out, 
 void ffn_m2n_attention_stop(void* attention, uint32_t stop) { as_attention(attention).stop(stop); }
 int ffn_m2n_attention_status(void* attention, int32_t stage, uint32_t* status) {
   return guarded([&] { *status = as_attention(attention).status(stage); });
+}
+int ffn_m2n_attention_times(void* attention, int32_t stage, const ffn_m2n_posts** device_posts) {
+  return guarded([&] { *device_posts = reinterpret_cast<const ffn_m2n_posts*>(as_attention(attention).times(stage)); });
 }

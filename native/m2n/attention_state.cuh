@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "m2n/times.cuh"
+
 namespace ffn {
 
 constexpr int kMaxServiceRanks = 64;
@@ -50,6 +52,9 @@ struct AttentionStage {
   uint32_t unused;
   int32_t* slot;         // [links, capacity] place of a row in the post to each F rank, -1 = not sent
   DispatchCall pending;  // the post outstanding; its inputs live until the sum
+  TimesRing<PostTimes>* times;
+  uint64_t posts;  // answered so far
+  uint64_t dispatching_ns, dispatched_ns;
 };
 
 enum Control : uint32_t { kRun = 0, kStop = 1, kTrap = 2 };

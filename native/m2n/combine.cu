@@ -56,8 +56,13 @@ __global__ void __launch_bounds__(kThreads)
       ServiceCounters& counters = state->counters;
       const uint64_t computed = *reinterpret_cast<volatile uint64_t*>(&state->item.computed_ns);
       report->compute_ns = counters.compute_ns += computed - item.taken_ns;
-      report->send_ns = counters.send_ns += nanoseconds() - computed;
+      const uint64_t sent = nanoseconds();
+      report->send_ns = counters.send_ns += sent - computed;
       report->completed = counters.completed += item.parts;
+      const uint64_t number = counters.items;
+      state->times.entry(number) = {number,     item.taken_ns, item.sorted_ns, computed, sent,
+                                    item.layer, item.rows,     item.parts,     0};
+      state->times.ended = number;
     }
   }
 }

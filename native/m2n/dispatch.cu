@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
   __shared__ int32_t owner[32], local[32];
   const int self = threadIdx.x, top_k = call.top_k, pieces = call.hidden_size / 8;
   const int links = stage->num_links, num_experts = stage->num_experts;
+  if (blockIdx.x == 0 && self == 0) stage->dispatching_ns = nanoseconds();
   if (self < kMaxServiceRanks) link[self] = stage->links[self];
   // One F rank and few rows: each block counts the rows before its own instead of asking a shared counter.
   const bool counted = links == 1 && call.rows <= kThreads && call.rows <= gridDim.x;
@@ -95,6 +96,7 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
     if (self == 0) {
       stage->flag += 1;
       stage->pending = call;
+      stage->dispatched_ns = nanoseconds();
     }
   }
 }

@@ -78,6 +78,8 @@ __global__ void __launch_bounds__(32)
   if (early) let_next_kernel_start();
   const int self = threadIdx.x;
   const uint64_t started = nanoseconds();
+  PostTimes times = {stage->posts + 1,     stage->dispatching_ns, stage->dispatched_ns, started, 0, 0,
+                     stage->pending.layer, stage->pending.rows};
   uint64_t flag = stage->flag;
   uint32_t status = stage->status;
   bool reported = false;
@@ -113,6 +115,11 @@ __global__ void __launch_bounds__(32)
   }
   if (self == 0 && reported) *reinterpret_cast<volatile uint64_t*>(&report->flag) = 0;
   if (self == 0 && status) stage->status = status;
+  if (self == 0) {
+    times.answered = times.summed = nanoseconds();  // a post without rows has no sum
+    stage->times->entry(times.number) = times;
+    stage->times->ended = stage->posts = times.number;
+  }
   let_next_kernel_start();
 }
 
@@ -134,6 +141,10 @@ __global__ void __launch_bounds__(kThreads) sum_partials(AttentionStage* stage, 
     // Nobody may take a missing answer for a result.
     uint4 value = failed ? make_uint4(~0u, ~0u, ~0u, ~0u) : pack_bf16x8(sum);
     store16(call.out + int64_t{row} * hidden + piece * 8, value);
+  }
+  // All blocks have the same share, and this one began last.
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) {
+    stage->times->entry(stage->posts).summed = nanoseconds();
   }
 }
 

@@ -11,6 +11,7 @@ namespace ffn {
 namespace {
 
 static_assert(sizeof(ServiceCounters) == sizeof(ffn_m2n_counters), "api.h repeats the counters");
+static_assert(sizeof(TimesRing<ItemTimes>) == sizeof(ffn_m2n_items), "api.h repeats the times of items");
 
 ServiceShape shape_of(const ffn_m2n_service_config& config) {
   ServiceShape shape = {};
@@ -139,6 +140,7 @@ class Service {
   void idle() { check(cudaStreamSynchronize(stream_), "a step"); }
   void stop(uint32_t value) { *const_cast<volatile uint32_t*>(stop_.host()) = value; }
   const ServiceCounters* counters() const { return report_.host(); }
+  const TimesRing<ItemTimes>* times() const { return &state_.get()->times; }
   cudaStream_t stream() const { return stream_; }
 
  private:
@@ -201,6 +203,9 @@ int ffn_m2n_service_enqueue(void* service, int32_t parts, void* stream) {
 void ffn_m2n_service_stop(void* service, uint32_t stop) { as_service(service).stop(stop); }
 const ffn_m2n_counters* ffn_m2n_service_counters(void* service) {
   return reinterpret_cast<const ffn_m2n_counters*>(as_service(service).counters());
+}
+const ffn_m2n_items* ffn_m2n_service_times(void* service) {
+  return reinterpret_cast<const ffn_m2n_items*>(as_service(service).times());
 }
 void* ffn_m2n_service_stream(void* service) { return as_service(service).stream(); }
 int ffn_m2n_permute_rows(void* device_target, const void* device_source, const int32_t* device_order, int32_t experts,

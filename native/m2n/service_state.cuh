@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "m2n/times.cuh"
+
 namespace ffn {
 
 constexpr int kMaxLanes = 128;
@@ -54,6 +56,7 @@ struct Item {
   int32_t weight_row;  // row of the layer's first expert in w13 and w2
   int32_t pairs;       // rows with an expert, counted once for each expert
   uint64_t taken_ns;
+  uint64_t sorted_ns;
   uint64_t computed_ns;
   Part part[kMaxParts];
 };
@@ -89,6 +92,7 @@ struct ServiceState {
   int32_t next_lane;  // where the next scan begins, so that no lane starves
   uint32_t combine_arrivals;
   uint32_t unused;
+  TimesRing<ItemTimes> times;  // numbered as counters.items
 };
 
 // Constant after creation, passed to kernels by value.

@@ -150,7 +150,7 @@ __device__ void take(ServiceState* state, const Picked& picked, const Workspace&
     lane.layer = picked.layer;
     item.part[i] = part;
   }
-  item.taken_ns = nanoseconds();
+  item.taken_ns = item.sorted_ns = nanoseconds();
   // Posted stores: reading over PCIe here would cost a microsecond.
   report->taken = counters.taken += picked.parts;
   report->items = ++counters.items;
@@ -374,6 +374,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   if (block == 0 && self == 0) {
     state->item.tiles = total.tiles;
     state->item.pairs = num_pairs;
+    state->item.sorted_ns = nanoseconds();
     report->rows = state->counters.rows += rows;
     report->pairs = state->counters.pairs += num_pairs;
     report->experts_hit = state->counters.experts_hit += num_hit;
