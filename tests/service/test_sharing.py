@@ -2,49 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from tests.service.gated_world import GatedWorld
+from tests.service.gated_world import ROOT, GatedWorld, wait_until
 from tests.service.player import Player
 
 SHAPES = {"one-rank-in-chunks": (1, 7), "two-ranks": (2, 64), "three-ranks-of-one-row": (3, 1)}
+"""Ranks and capacity of each instance."""
+LAYOUTS = {
+    "2A2F": (2, {"data-or-tensor-parallel": (2, 64)}),
+    "3A1F": (1, {"first": (1, 64), "second": (1, 16), "third": (1, 64)}),
+    "1A3F": (3, {"one": (1, 64)}),
+}
+"""F ranks, and instances as above; eight experts on three ranks are an uneven split."""
 STEPS = 40
+
+
+@contextlib.contextmanager
+def in_parallel(world, shapes):
+    """Every rank of every instance posts ``STEPS`` times while the block runs; at its end, all of them have finished."""
+    failures = []
+
+    def serve(instance, rank, size, capacity):
+        try:
+            player = Player(world.port, world.model, instance, None, rank, size, capacity).join()
+            for _ in range(STEPS):
+                player.step()
+            player.close()
+        except Exception as error:  # noqa: BLE001 - raised below
+            failures.append((instance, rank, error))
+
+    threads = [
+        threading.Thread(target=serve, args=(instance, rank, size, capacity))
+        for instance, (size, capacity) in shapes.items()
+        for rank in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(120)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_two_and_more_instances_of_different_shape_share_one_f(tmp_path):
     with GatedWorld(tmp_path, ranks=2) as world:
         world.wait_phase("ready")
-        failures = []
-
-        def serve(instance, rank, size, capacity):
-            try:
-                player = Player(world.port, world.model, instance, None, rank, size, capacity).join()
-                for _ in range(STEPS):
-                    player.step()
-                player.close()
-            except Exception as error:  # noqa: BLE001 - raised below
-                failures.append((instance, rank, error))
-
-        threads = [
-            threading.Thread(target=serve, args=(instance, rank, size, capacity))
-            for instance, (size, capacity) in SHAPES.items()
-            for rank in range(size)
-        ]
-        for thread in threads:
-            thread.start()
-        for _ in range(3):
-            passer_by = Player(world.port, world.model, "comes-and-goes").join()
-            passer_by.step()
-            passer_by.close()
-        for thread in threads:
-            thread.join(120)
-        assert failures == []
+        with in_parallel(world, SHAPES):
+            for _ in range(3):
+                passer_by = Player(world.port, world.model, "comes-and-goes").join()
+                passer_by.step()
+                passer_by.close()
         text = world.get("/metrics").text
         assert f'ffn_faas:attaches_total{{kind="first"}} {sum(size for size, _ in SHAPES.values()) + 3}.0' in text
         assert "ffn_faas:window_bytes 0.0" in text
         assert [world.get("/status", rank).json()["sessions"] for rank in (0, 1)] == [[], []]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_answer_is_exact_and_a_killed_attention_costs_the_others_nothing(tmp_path, layout):
+    f_ranks, shapes = LAYOUTS[layout]
+    with GatedWorld(tmp_path, ranks=f_ranks) as world:
+        world.wait_phase("ready")
+        with in_parallel(world, shapes):
+            arguments = {"port": world.port, "model": str(world.model), "instance": "killed", "until": "half"}
+            command = [sys.executable, "-m", "tests.service.player", json.dumps(arguments)]
+            with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+                assert any(line.strip() == "half" for line in other.stdout)
+                other.kill()
+        for rank in range(f_ranks):
+            wait_until(lambda rank=rank: world.sessions(rank) == {}, what="the killed instance's end")
 
 
 @pytest.mark.parametrize("flags", [("--max-sessions", "1"), ("--window-memory", "16KiB")])
