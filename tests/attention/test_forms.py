@@ -142,13 +142,17 @@ def test_tensor_parallel_ranks_that_send_their_slices_answer_as_stock_does(
     assert remote(vllms, model, sharded_f_port, 2, **TP2, **mode) == stock(**TP2, **mode)
 
 
+@pytest.mark.large
 def test_tensor_parallel_ranks_that_all_send_all_rows_answer_the_same(
     vllms: Nursery, model: Path, sharded_f_port: int, stock: Stock
 ) -> None:
     assert remote(vllms, model, sharded_f_port, 2, unsliced=True, **TP2) == stock(**TP2)
 
 
-@pytest.mark.parametrize("expert_parallel", [{}, EP], ids=["all_rows", "sequence_parallel"])
+@pytest.mark.parametrize(
+    "expert_parallel",
+    [pytest.param({}, id="all_rows", marks=pytest.mark.large), pytest.param(EP, id="sequence_parallel")],
+)
 def test_data_and_tensor_parallel_together(
     vllms: Nursery, model: Path, sharded_f_port: int, stock: Stock, expert_parallel: dict[str, Any]
 ) -> None:

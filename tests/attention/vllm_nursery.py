@@ -25,6 +25,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.vllm_models import look_at_classes_in_process
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +54,8 @@ class Nursery:
     """The side of the tests.
 
     A report has the ``answers`` of a run, each its tokens and the log-probabilities at every position; ``layers``, the
-    name of each layer of routed experts that the main process holds and the bytes of its weights; and the
-    ``cpu_seconds`` that it took.
+    name of each layer of routed experts that the main process holds and the bytes of its weights; the ``resident_bytes``
+    of the main process after the answers; and the ``cpu_seconds`` that it took.
     """
 
     def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
@@ -146,11 +148,12 @@ def _run(run: dict[str, Any]) -> None:
             logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
             answers.append([list(output.token_ids), logprobs])
     layers = [] if len(multiprocessing.active_children()) else llm.apply_model(_routed_experts)[0]
+    resident_bytes = psutil.Process().memory_info().rss
     llm.llm_engine.engine_core.shutdown()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
     report = {"answers": answers, "layers": layers, "events": events, "cpu_seconds": seconds}
-    Path(run["report"]).write_text(json.dumps(report))
+    Path(run["report"]).write_text(json.dumps({**report, "resident_bytes": resident_bytes}))
 
 
 def _routed_experts(model: Any) -> list[tuple[str, int]]:

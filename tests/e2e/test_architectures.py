@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from ffn_faas.demo import qwen3_moe
 from ffn_faas.demo.checkpoint import make_checkpoint
 from ffn_faas.demo.corpus import prompts
 from ffn_faas.demo.families import FAMILIES
 from ffn_faas.demo.ports import free_ports
 from ffn_faas.demo.report import LARGEST_ERROR_RATIO
+from ffn_faas.demo.shapes import shape_for
 from tests.attention.vllm_nursery import Nursery, nursery
 from tests.attention.vllm_process import attention, environment
 
@@ -30,15 +34,14 @@ SETTINGS: dict[str, Any] = {
     "seed": 0,
     "kv_cache_memory_bytes": 64 << 20,
 }
-COMPILED = ("gpt_oss",)
-"""Biases, and a layer class of its own; test_demo has the plain case. The others take minutes more: ``--large``."""
 
 
 @contextmanager
-def f_world(model: Path, ranks: int, kernel: str = "vllm") -> Iterator[int]:
+def f_world(model: Path, ranks: int, kernel: str = "vllm", *flags: str) -> Iterator[int]:
     """Yields the port of F rank 0."""
     port, master = free_ports(ranks), free_ports()
     command = [sys.executable, "-m", "ffn_faas", "serve", str(model), "--port", str(port), "--moe-kernel", kernel]
+    command += flags
     world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     processes = []
     for rank in range(ranks):
@@ -75,8 +78,8 @@ def checkpoint(models: Path, arch: str) -> Path:
     ("arch", "mode"),
     [
         *((arch, "eager") for arch in FAMILIES),
-        *((arch, "compiled") for arch in COMPILED),
-        *(pytest.param(arch, "compiled", marks=pytest.mark.large) for arch in FAMILIES if arch not in COMPILED),
+        # test_demo has the plain case; these take minutes each.
+        *(pytest.param(arch, "compiled", marks=pytest.mark.large) for arch in FAMILIES),
     ],
 )
 def test_every_token_and_logprob_equals_stock(models: Path, vllms: Nursery, arch: str, mode: str) -> None:
@@ -93,6 +96,38 @@ def test_every_token_and_logprob_equals_stock(models: Path, vllms: Nursery, arch
     assert sum(nbytes for _, nbytes in stock["layers"]) > 0
     assert sum(nbytes for _, nbytes in remote["layers"]) == 0
     assert [name for name, _ in remote["layers"]] == [name for name, _ in stock["layers"]]
+
+
+def test_answers_hang_on_the_experts(models: Path, vllms: Nursery) -> None:
+    model = checkpoint(models, "qwen3_moe")
+    settings = {**SETTINGS, "model": str(model), "enforce_eager": True}
+    asked = {"prompts": prompts(6), "tokens": 48}
+    (stock,) = vllms.run({**asked, "settings": settings, "env": {"VLLM_PLUGINS": ""}})
+    with f_world(model, ranks=1, kernel="zero") as port:
+        (control,) = vllms.run({**asked, "settings": settings | attention(port), "env": {}})
+    pairs = zip(stock["answers"], control["answers"], strict=True)
+    changed = [a != b for (said, _), (without, _) in pairs for a, b in zip(said, without, strict=True)]
+    assert len(changed) == 6 * 48
+    assert sum(changed) >= 0.5 * len(changed)
+
+
+def test_attention_is_smaller_than_stock_by_nearly_all_expert_bytes(models: Path, vllms: Nursery) -> None:
+    model = checkpoint(models, "qwen3_moe")
+    shape = shape_for(1 << 30)
+    assert shape.expert_bytes >= 1 << 30
+    large = models / "large"
+    shutil.copytree(model, large, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    (large / "config.json").write_text(json.dumps(qwen3_moe.config(shape, config["vocab_size"], 0)))
+    settings = {**SETTINGS, "model": str(large), "enforce_eager": True}
+    asked = {"prompts": prompts(1), "tokens": 2}
+    (stock,) = vllms.run({**asked, "settings": {**settings, "load_format": "dummy"}, "env": {"VLLM_PLUGINS": ""}})
+    with f_world(large, 1, "zero", "--load-format", "dummy") as port:
+        weightless = {**settings, **attention(port), "model_loader_extra_config": {"dummy": True}}
+        (remote,) = vllms.run({**asked, "settings": weightless, "env": {}})
+    assert sum(nbytes for _, nbytes in stock["layers"]) == shape.expert_bytes
+    assert sum(nbytes for _, nbytes in remote["layers"]) == 0
+    assert stock["resident_bytes"] - remote["resident_bytes"] >= 0.95 * shape.expert_bytes
 
 
 @pytest.mark.parametrize("arch", ["qwen3_moe", *FAMILIES])

@@ -16,7 +16,9 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize(
+    "victim", ["F rank", "Attention worker", pytest.param("Attention API server", marks=pytest.mark.large)]
+)
 def test_kill_9_of_one_process_ends_the_demo_with_the_reason(demos: Demos, victim: str) -> None:
     words, reason = VICTIMS[victim]
     with demos.running(*LONG, "--ffn-ranks", "2") as demo:

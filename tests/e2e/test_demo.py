@@ -1,4 +1,7 @@
-"""Stock vLLM answers with its experts computed by F: what the demo measures."""
+"""Stock vLLM answers with its experts computed by F: what the demo measures.
+
+What is marked large has a cheaper sister in test_architectures, without the demo's three servers.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ def test_three_f_ranks_part_from_stock_only_at_near_ties(demos: Demos, mode: str
         assert parting["gap"] <= NEAR_TIE
 
 
+@pytest.mark.large
 def test_answers_hang_on_the_experts(demos: Demos) -> None:
     figures = demos.figures("--eager", "--control-zero")
     assert figures["tokens_compared"] == TOKENS
@@ -64,6 +68,7 @@ def test_the_json_names_every_promised_figure(demos: Demos) -> None:
     assert [name for name in promised.split() if figures[name] is None] == []
 
 
+@pytest.mark.large
 def test_attention_is_smaller_than_stock_by_nearly_all_expert_bytes(demos: Demos) -> None:
     figures = demos.figures("--eager", "--size", "1GiB", "--prompts", "2", "--max-tokens", "24")
     saved = figures["stock_rss_bytes"] - figures["attention_rss_bytes"]
