@@ -1,7 +1,6 @@
 # The CPU expert kernel, part of _native. Each instruction set is a file with flags of its own; the rest of the module,
 # and the choice between them, runs on any CPU.
 target_sources(_native PRIVATE
-  native/bindings_experts.cpp
   native/experts_cpu/dispatch.cpp
   native/experts_cpu/experts.cpp
   native/experts_cpu/layout.cpp
