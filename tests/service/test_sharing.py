@@ -26,7 +26,7 @@ STEPS = 40
 
 @contextlib.contextmanager
 def in_parallel(world, shapes):
-    """Every rank of every instance posts ``STEPS`` times while the block runs; at its end, all of them have finished."""
+    """Every rank of every instance posts ``STEPS`` times while the block runs; at its end all have finished."""
     failures = []
 
     def serve(instance, rank, size, capacity):
