@@ -54,7 +54,7 @@ class Nursery:
     """The side of the tests.
 
     A report has the ``answers`` of a run, each its tokens and the log-probabilities at every position; ``layers``, the
-    name of each layer of routed experts that the main process holds and the bytes of its weights; its ``resident_bytes``
+    name of each layer of routed experts that the main process holds and the bytes of its weights; ``resident_bytes`` of it
     after the answers; and the ``cpu_seconds`` that it took.
     """
 
