@@ -54,8 +54,8 @@ class Nursery:
     """The side of the tests.
 
     A report has the ``answers`` of a run, each its tokens and the log-probabilities at every position; ``layers``, the
-    name of each layer of routed experts that the main process holds and the bytes of its weights; ``resident_bytes`` of it
-    after the answers; and the ``cpu_seconds`` that it took.
+    name of each layer of routed experts that the main process holds and the bytes of its weights; the
+    ``resident_bytes`` of it after the answers; and the ``cpu_seconds`` that it took.
     """
 
     def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
