@@ -18,6 +18,9 @@ class Plan(ABC):
     def capture(self, step: Step) -> None:
         """Record ``step``; raises HostRead when it needs a value on the host. No transaction runs."""
 
+    def mark(self, call: Callable[[], None]) -> None:  # noqa: B027
+        """``call`` belongs here, between the operators captured before and after; only where hosts run replays."""
+
     @abstractmethod
     def replay(self) -> None:
         """Run it once more, over the same buffers. Blocks, or its device does, until a chunk is there."""
@@ -71,6 +74,8 @@ class RecordedPlan(Plan):
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Any, Any, list[Any]]] = []
+        self._marks: dict[int, list[Callable[[], None]]] = {}
+        """By how many operators come before."""
         self._kept: Any = None
 
     @property
@@ -114,12 +119,17 @@ class RecordedPlan(Plan):
         with host_reads.refused(operators=False), Recorder():
             self._kept = step()
 
+    def mark(self, call: Callable[[], None]) -> None:
+        self._marks.setdefault(len(self._calls), []).append(call)
+
     def replay(self) -> None:
         from torch.utils._pytree import tree_flatten
 
-        for func, args, kwargs, outs in self._calls:
+        for number, (func, args, kwargs, outs) in enumerate(self._calls, 1):
             for out, result in zip(outs, tree_flatten(func(*args, **kwargs))[0], strict=False):
                 out.copy_(result)
+            for call in self._marks.get(number, ()):
+                call()
 
     @property
     def kept(self) -> Any:
@@ -127,6 +137,7 @@ class RecordedPlan(Plan):
 
     def release(self) -> None:
         self._calls.clear()
+        self._marks.clear()
         self._kept = None
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ffn_faas.ascend.device import Device
     from ffn_faas.ascend.push import Received
     from ffn_faas.ascend.shape import CamShape
+    from ffn_faas.ascend.times import StepTimes
 
 STEPS_AHEAD = 2
 """How many steps the host may be ahead of the device, whose inputs are kept alive that long."""
@@ -44,6 +45,7 @@ class Receiver:
     """``step`` returns what has to stay alive until the device is past it, among it the chunk; ``chunk`` finds that.
 
     ``device`` is bound in the thread. ``on_failure`` hears of what the thread ended with, in the thread.
+    ``times``, where they are kept, hears of the chunk of each step.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Receiver:
         farewells: Farewells,
         device: Device,
         on_failure: Callable[[BaseException], None],
+        times: StepTimes | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.drained = False
@@ -60,7 +63,7 @@ class Receiver:
         self.steps = 0
         self.last_step_at = time.monotonic()
         self._step, self._chunk, self._farewells = step, chunk, farewells
-        self._device, self._on_failure = device, on_failure
+        self._device, self._on_failure, self._times = device, on_failure, times
         self._alive: deque[tuple[Any, Any]] = deque()
         self._stop = threading.Event()
         self._confirmed = threading.Event()
@@ -96,6 +99,8 @@ class Receiver:
                 kept = self._step()
                 self.steps += 1
                 self.last_step_at = time.monotonic()
+                if self._times is not None:
+                    self._times.keep(self._chunk(kept))
                 self._keep(kept)
                 if self._stop.is_set():
                     self._farewells.note(self._chunk(kept))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from ffn_faas.ascend.push import PushFfn
+    from ffn_faas.ascend.times import StepTimes
 
 Experts = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
@@ -43,33 +44,54 @@ def slot_table(numbers: Sequence[int], device: Any) -> torch.Tensor:
     return table.to(device)
 
 
-class PushStep:
-    """``experts(x, scales, counts, layer)`` as LayeredExperts; ``slots`` as ``slot_table``."""
+def _at_once(call: Callable[[], None]) -> None:
+    call()
 
-    def __init__(self, session: PushFfn, experts: Experts, slots: torch.Tensor) -> None:
+
+class PushStep:
+    """``experts(x, scales, counts, layer)`` as LayeredExperts; ``slots`` as ``slot_table``.
+
+    ``times``, where they are kept, hears of the ends of the parts.
+    """
+
+    def __init__(self, session: PushFfn, experts: Experts, slots: torch.Tensor, times: StepTimes | None = None) -> None:
         self._session = session
         self._experts = experts
         self._slots = slots
+        self._times = times
         self.rows = 0
         """Of all eager steps; a graph's stay on the device."""
         self.computing_since = 0.0
         """When the eager step under way got its chunk, on the monotonic clock; 0 while it waits."""
 
-    def on_device(self) -> tuple[Any, ...]:
+    def on_device(self, mark: Callable[[Callable[[], None]], None] = _at_once) -> tuple[Any, ...]:
         """Every chunk by the same operators over capacity-shaped buffers: layer and counts stay on the device.
 
-        Returns what has to stay alive until the device has passed it.
+        Returns what has to stay alive until the device has passed it. ``mark(call)`` is told of calls that belong to a
+        place between two operators; a plan that is recorded makes them there in each replay.
         """
+        times = self._times
         got = self._session.receive()
+        if times is not None:
+            mark(times.taken)
         # A clone: the operators read the storage of their index, and a slice's begins elsewhere.
         layer = self._slots.index_select(0, got.batch_info[2:3].clone())
-        return (layer, *self._session.send(self._experts(got.x, got.scales, got.counts, layer)))
+        y = self._experts(got.x, got.scales, got.counts, layer)
+        if times is not None:
+            mark(times.computed)
+        kept = (layer, *self._session.send(y))
+        if times is not None:
+            mark(times.sent)
+        return kept
 
     def eager(self) -> tuple[Any, ...]:
         """As ``on_device`` with one look at the counts, so that only valid rows are computed."""
         import torch
 
+        times = self._times
         got = self._session.receive()
+        if times is not None:
+            times.taken()
         rows = int(got.counts.sum())
         self.computing_since = time.monotonic()
         layer = self._slots.index_select(0, got.batch_info[2:3].clone())
@@ -78,7 +100,11 @@ class PushStep:
         else:
             scales = got.scales[:rows] if got.scales.shape[0] == got.x.shape[0] else got.scales
             y = self._experts(got.x[:rows], scales, got.counts, layer)
+        if times is not None:
+            times.computed()
         kept = (layer, *self._session.send(y))
+        if times is not None:
+            times.sent()
         self.rows += rows
         self.computing_since = 0.0
         return kept

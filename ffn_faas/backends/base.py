@@ -39,6 +39,8 @@ class FFNBackend(ABC):
     """What A has to speak (protocol.messages.Attach)."""
     can_record = False
     """Whether its connector keeps times of single steps (FFNConnector.can_record); where not, --profile is refused."""
+    times_elsewhere = "remove it; /metrics has the totals"
+    """The remedy that such a refusal names."""
     kernel_name: str
     """Which expert kernel computes, for logs and /status; set when the backend is made."""
     quantizations: frozenset[str] = frozenset({"none"})

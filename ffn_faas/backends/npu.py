@@ -22,9 +22,10 @@ from ffn_faas.ascend.receiver import Farewells, Receiver
 from ffn_faas.ascend.settings import BACKEND, TWIN
 from ffn_faas.ascend.shape import DEFAULT_HCCL_BUFFER_MIB
 from ffn_faas.ascend.step import PushStep, farewell_layer, layer_numbers, slot_table
+from ffn_faas.ascend.times import StepTimes
 from ffn_faas.backends.base import FFNBackend, Meeting, ProgressReport
 from ffn_faas.config import ServeConfig
-from ffn_faas.connectors.cam import CamConnector
+from ffn_faas.connectors.cam import TIMES_ELSEWHERE, CamConnector
 from ffn_faas.errors import FfnError, ModelRefused, ResourceError, Stuck, UsageError
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.model_path import resolve_model
@@ -49,6 +50,7 @@ class NpuBackend(FFNBackend):
     name = BACKEND
     transport = "cam"
     pairs = True
+    times_elsewhere = TIMES_ELSEWHERE
     quantizations = frozenset({"w4a8", "w8a8"})
 
     def __init__(self, config: ServeConfig, spec: MoESpec) -> None:
@@ -69,7 +71,9 @@ class NpuBackend(FFNBackend):
         self._store: Any = None
         self._hccl: group.HcclGroup | None = None
         self._weights: ResidentExperts | None = None
-        self._connector = CamConnector(self._shape.attention_ranks)
+        self._times = StepTimes(self._numbers) if config.cam.ops == TWIN else None
+        self.can_record = self._times is not None
+        self._connector = CamConnector(self._shape.attention_ranks, times=self._times)
         self._startup: FfnStartup | None = None
         self._step: PushStep | None = None
         self._plan: plan.Plan | None = None
@@ -159,10 +163,11 @@ class NpuBackend(FFNBackend):
             Farewells(self._shape, farewell_layer(self._numbers)),
             device,
             startup.publish_failure,
+            self._times,
         )
         self._connector.watch(receiver, step)
         startup.complete(
-            lambda: recorded.capture(step.on_device) if recorded is not None else None,
+            lambda: recorded.capture(lambda: step.on_device(recorded.mark)) if recorded is not None else None,
             receiver.start,
         )
 
@@ -236,7 +241,7 @@ class NpuBackend(FFNBackend):
         device = self._on().torch_device
         member = group.Member.create(self._ops, self._shape, rank, name, device, self._spec.dtype)
         experts = LayeredExperts(self._ops, self._weights, Arithmetic(self._spec.dtype, self._spec.swiglu_limit))
-        return PushStep(PushFfn(member), experts, slot_table(self._numbers, device))
+        return PushStep(PushFfn(member), experts, slot_table(self._numbers, device), self._times)
 
     def _watched(self, run: Callable[[], None], startup: FfnStartup, interrupt: Callable[[], None]) -> None:
         """``run`` in a thread of its own: its receive has no end when Attention is lost, and then this raises."""

@@ -155,6 +155,8 @@ class FFNConnector(ABC):
 
     can_record = False
     """Whether times of single steps can be kept: ``record``, ``recorded`` and ``take_spans`` work."""
+    times_elsewhere = "/metrics has its totals"
+    """What somebody is told who asks for times of single steps where none are kept."""
 
     def record(self, steps: int) -> None:
         """Keep times of the next ``steps`` items (1 to spans.MOST). Any thread, as all here; never waits for a step.

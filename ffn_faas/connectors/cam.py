@@ -13,19 +13,31 @@ from ffn_faas.errors import SessionLost
 if TYPE_CHECKING:
     from ffn_faas.ascend.receiver import Receiver
     from ffn_faas.ascend.step import PushStep
+    from ffn_faas.ascend.times import StepTimes
+    from ffn_faas.telemetry.spans import Recorder, StepSpan
 
 POLL_S = 0.1
+TIMES_ELSEWHERE = "use msprof or torch_npu.profiler, as docs/ascend.md says: this host only enqueues"
+"""Where times of single steps on a device are to be had."""
 
 
 class CamConnector(FFNConnector):
     """``loaded`` A ranks are ready to pair. Once ``paired`` none may leave but all of them, in order."""
 
     transport = "cam"
+    times_elsewhere = TIMES_ELSEWHERE
 
-    def __init__(self, attention_ranks: int, on_all_detached: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        attention_ranks: int,
+        on_all_detached: Callable[[], None] = lambda: None,
+        times: StepTimes | None = None,
+    ) -> None:
         self.error: SessionLost | None = None
         self.paired = False
         self.all_detached = False
+        self.can_record = times is not None
+        self._times = times
         self._ranks = attention_ranks
         self._on_all_detached = on_all_detached
         self._lock = threading.Lock()
@@ -108,6 +120,20 @@ class CamConnector(FFNConnector):
             "idle_s": idle_s,
             "item_s": now - step.computing_since if step is not None and busy else 0.0,
         }
+
+    def record(self, steps: int) -> None:
+        self._kept().start(steps)
+
+    def recorded(self) -> int:
+        return self._kept().count()
+
+    def take_spans(self) -> list[StepSpan]:
+        return self._kept().take()
+
+    def _kept(self) -> Recorder[StepSpan]:
+        if self._times is None:
+            raise NotImplementedError
+        return self._times.recorder
 
     def close(self) -> None:
         """Nothing to free."""

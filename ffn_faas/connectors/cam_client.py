@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ffn_faas.ascend.shape import DEFAULT_HCCL_BUFFER_MIB
 from ffn_faas.ascend.step import farewell_layer
 from ffn_faas.errors import SessionLost
 from ffn_faas.last_exit import end_process
+from ffn_faas.telemetry.spans import PostSpan, Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ffn_faas.ascend.settings import CamSettings
     from ffn_faas.ascend.shape import CamShape
     from ffn_faas.connectors.base import WindowGeometry, WindowOffer
+    from ffn_faas.protocol.messages import Times
 
 FILLER = 0.25
 """Of rows that carry no token: one of zeros has no scale to be quantized with."""
@@ -61,6 +64,9 @@ class CamClient:
         self._startup: AttentionStartup | None = None
         self._exchange = threading.Lock()
         """Held from a dispatch to its combine."""
+        self._spans: Recorder[PostSpan] = Recorder()
+        self._posted: PostSpan | None = None
+        """The post in flight, as far as its times are known, where they are asked for."""
         self._said_farewell = False
         self._store: Any = None
 
@@ -100,17 +106,36 @@ class CamClient:
     ) -> None:
         """``layer``: a handle. ``x`` [B, H], 0 <= B <= rows_per_rank; ids i32 [B, K], -1 = no expert; weights f32."""
         self._take_exchange(stage, layer)
+        dispatching, rows = time.monotonic_ns(), x.shape[0]
         try:
             self._pushing().dispatch(stage, self.layers[layer], *self._filled(x, expert_ids, weights))
         except BaseException:
             self._exchange.release()
             raise
+        self._posted = None
+        if self._spans.active:
+            place, now = self._numbers.index(self.layers[layer]), time.monotonic_ns()
+            self._posted = PostSpan(dispatching, now, now, now, now, stage, place, rows)
 
     def combine(self, stage: int = 0) -> torch.Tensor:
         """[max(B, 1), H]: the oldest dispatch's sums. A failure keeps the exchange: nothing may follow it."""
+        waiting, posted = time.monotonic_ns(), self._posted
         combined = self._pushing().combine(stage)
+        if posted is not None:
+            # The operator waits and sums in one.
+            now = time.monotonic_ns()
+            self._spans.add(posted._replace(waiting=waiting, answered=now, summed=now))
         self._exchange.release()
         return combined
+
+    def record(self, limit: int) -> None:
+        """Keep times of the next ``limit`` posts; only over the twin, since a device's host knows when it enqueued."""
+        if self._settings.ops == TWIN:
+            self._spans.start(limit)
+
+    def take_spans(self) -> list[Times]:
+        """What was kept."""
+        return [*self._spans.take()]
 
     def farewell(self, timeout_s: float = 5.0) -> None:
         """The last exchange, once every F rank has said that it stops: lets the receive that is pending there end.

@@ -10,13 +10,14 @@ from ffn_faas.connectors.m2n import open_memory
 from ffn_faas.connectors.m2n_attention import M2nAttention
 from ffn_faas.connectors.m2n_window import addresses, combine_layout, dispatch_layout
 from ffn_faas.errors import HandshakeRefused, SessionLost
-from ffn_faas.protocol.messages import DeviceMemory, Times
+from ffn_faas.protocol.messages import DeviceMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ffn_faas.connectors.base import WindowGeometry, WindowOffer
     from ffn_faas.connectors.m2n_library import Device, Library
+    from ffn_faas.protocol.messages import Times
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class M2nClient:
     def take_spans(self) -> list[Times]:
         """Those of the posts answered since, on CLOCK_MONOTONIC."""
         self._library.call("use_device", self._device.index)
-        return list[Times](self.attention.times.take())
+        return [*self.attention.times.take()]
 
     def fail(self, reason: str) -> None:
         """Pending and later waits end, and ``reason`` says why."""

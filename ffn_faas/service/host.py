@@ -144,7 +144,9 @@ def _parse(config: ServeConfig, lifecycle: Lifecycle, stop: StopRequest) -> tupl
             remedy=f"it serves {', '.join(sorted(backend.quantizations))}",
         )
     if config.profile_dir is not None and not backend.can_record:
-        raise UsageError(f"--profile: backend {config.backend} keeps no times of single steps", remedy="remove it")
+        raise UsageError(
+            f"--profile: backend {config.backend} keeps no times of single steps", remedy=backend.times_elsewhere
+        )
     if backend.operators:
         log.warning("--backend %s: ops=%s", config.backend, backend.operators)
     offer = Offer(

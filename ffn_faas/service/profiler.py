@@ -59,7 +59,7 @@ def _connector(state: ServiceState) -> FFNConnector:
     if connector is None:
         raise ResourceError(f"F is {state.lifecycle.phase.value}", remedy="wait until it is ready")
     if not connector.can_record:
-        raise UsageError(f"backend {backend} keeps no times of single steps", remedy="/metrics has its totals")
+        raise UsageError(f"backend {backend} keeps no times of single steps", remedy=connector.times_elsewhere)
     return connector
 
 

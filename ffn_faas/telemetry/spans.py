@@ -1,9 +1,10 @@
-"""Times of single steps on F and of single posts on A, as the compiled parts keep them. CLOCK_MONOTONIC, in ns."""
+"""Times of single steps on F and of single posts on A. CLOCK_MONOTONIC, in ns."""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 MOST = 4096
 """Most spans that one process keeps."""
@@ -41,6 +42,46 @@ class PostSpan(NamedTuple):
     layer: int
     """As F numbers it."""
     rows: int
+
+
+Span = TypeVar("Span", StepSpan, PostSpan)
+
+
+class Recorder(Generic[Span]):
+    """Keeps spans only while somebody asked for them, as native/shm/spans.hpp does for compiled parts. Any thread."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.since = 0
+        """When recording began."""
+        self._lock = threading.Lock()
+        self._spans: list[Span] = []
+        self._limit = 0
+
+    def start(self, limit: int) -> None:
+        """Keep the next ``limit`` spans, forget those before. Raises ValueError."""
+        if not 1 <= limit <= MOST:
+            raise ValueError(f"1 to {MOST} spans can be kept, not {limit}")
+        with self._lock:
+            self._spans, self._limit = [], limit
+            self.since, self.active = time.monotonic_ns(), True
+
+    def add(self, span: Span) -> None:
+        with self._lock:
+            if self.active:
+                self._spans.append(span)
+                self.active = len(self._spans) < self._limit
+
+    def count(self) -> int:
+        with self._lock:
+            return len(self._spans)
+
+    def take(self) -> list[Span]:
+        """Stop, and hand out what was kept."""
+        with self._lock:
+            self.active = False
+            spans, self._spans = self._spans, []
+            return spans
 
 
 def clock_offset_ns() -> int:

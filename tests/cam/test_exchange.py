@@ -25,6 +25,7 @@ from ffn_faas.ascend.push import PushAttention, PushFfn
 from ffn_faas.ascend.receiver import Farewells, Receiver
 from ffn_faas.ascend.shape import MAX_SEQUENCE, CamShape
 from ffn_faas.ascend.step import PushStep, farewell_layer, layer_numbers, slot_table
+from ffn_faas.ascend.times import StepTimes
 from ffn_faas.connectors.cam_client import CamClient
 from ffn_faas.errors import SessionLost
 from ffn_faas.experts.checkpoint import Checkpoint
@@ -70,6 +71,7 @@ class System:
         self.receivers: list[Receiver] = []
         self.plans: list[plan.Plan] = []
         self.steps: list[PushStep] = []
+        self.times: list[StepTimes] = []
         self.errors: list[BaseException] = []
         self._files = Checkpoint.open(checkpoint)
         ranks = [threading.Thread(target=self._ffn, args=(rank,), daemon=True) for rank in range(self.shape.ffn_ranks)]
@@ -91,7 +93,8 @@ class System:
             startup.agree(None if self.eager else self.numbers[0])
             member = Member.create(self.ops, shape, world_rank, startup.nonce, cpu().torch_device, spec.dtype)
             layered = LayeredExperts(self.ops, weights, Arithmetic(spec.dtype))
-            step = PushStep(PushFfn(member), layered, slot_table(self.numbers, "cpu"))
+            times = StepTimes(self.numbers)
+            step = PushStep(PushFfn(member), layered, slot_table(self.numbers, "cpu"), times)
             recorded = plan.RecordedPlan()
             if not self.eager:
                 startup.warm_up(lambda: [step.eager() for _ in range(shape.groups)])
@@ -106,11 +109,14 @@ class System:
                 Farewells(shape, farewell_layer(self.numbers)),
                 cpu(),
                 startup.publish_failure,
+                times,
             )
-            startup.complete(lambda: None if self.eager else recorded.capture(step.on_device), receiver.start)
+            captured = lambda: step.on_device(recorded.mark)  # noqa: E731
+            startup.complete(lambda: None if self.eager else recorded.capture(captured), receiver.start)
             self.receivers.append(receiver)
             self.plans.append(recorded)
             self.steps.append(step)
+            self.times.append(times)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self.errors.append(error)
 
