@@ -8,16 +8,14 @@ Each connection says up to four messages, right ones at first so that later stat
 from __future__ import annotations
 
 import argparse
+import logging
 import random
-import socket
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
-from websockets.sync.client import ClientConnection
-
+from tests.fuzz.frame_peer import FramePeer
 from tests.fuzz.mutate import mutate_bytes, mutate_json
 from tests.fuzz.report import Held
 from tests.http.conftest import Service, attach_message, receive
@@ -25,6 +23,7 @@ from tests.http.conftest import Service, attach_message, receive
 CORPUS = Path(__file__).parent / "corpus" / "messages"
 CHECK_EVERY = 200
 ANSWER_S = 10.0
+SILENCE_S = 0.002
 
 
 def corpus() -> dict[str, str]:
@@ -64,27 +63,13 @@ class Target:
 
     def strike(self, rng: random.Random, number: int) -> None:
         path = "/v1/world" if rng.random() < 0.1 else "/v1/attach"
-        try:
-            peer = self.service.socket(path)
-        except (InvalidHandshake, EOFError) as error:
-            raise AssertionError(f"the port no longer takes connections: {error}") from error
-        with peer:
-            try:
-                for message in self.script(rng, number):
-                    peer.send(message)
-                self._hear(peer)
-            except ConnectionClosed as closed:
-                self.outcomes[f"closed {closed.rcvd.code if closed.rcvd else 'without a word'}"] += 1
-            # A killed peer: no goodbye, so that a run is not spent on closing handshakes.
-            with suppress(OSError):
-                peer.socket.shutdown(socket.SHUT_RDWR)
-
-    def _hear(self, peer: ClientConnection) -> None:
-        """What is said at once; silence means that F waits for more, which is an answer too."""
-        with suppress(TimeoutError):
-            while True:
-                kind = str(peer.recv(timeout=0.002))[:24]
-                self.outcomes[kind.split(",", maxsplit=1)[0]] += 1
+        with closing(FramePeer(self.service.port, path)) as peer:
+            for message in self.script(rng, number):
+                if not peer.send(message):
+                    break
+            # What is said at once; silence means that F waits for more, which is an answer too.
+            while (heard := peer.hear(SILENCE_S)) is not None:
+                self.outcomes[heard] += 1
 
     def check(self) -> None:
         """The good session lives, F is ready and no stranger's session is left."""
@@ -130,6 +115,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    logging.disable(logging.WARNING)  # each refusal is one
     started = time.monotonic()
     target, growth = run(args.count, args.seed)
     print(f"{args.count} mutated connections in {time.monotonic() - started:.0f} s, seed {args.seed}: {growth}")

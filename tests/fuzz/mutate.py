@@ -26,6 +26,8 @@ NUMBERS = (
     10**40,
 )
 ODD: tuple[Any, ...] = (None, True, [], {}, "", "x", 0.5, -0.0, 1e308, float("inf"), float("nan"), "\0", "\ud83d\ude00")
+MOST_CHARACTERS = 3 << 20
+"""Of JSON: well above the largest frame that F takes, and no more than the generator can afford."""
 WORDS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 2, 0x7FC00000, 0x7F800000, 0xFF800000)
 
 
@@ -81,7 +83,7 @@ def _mutated(value: Any, rng: random.Random) -> Any:
     if isinstance(value, list) and value and kind < 0.7:
         place = rng.randrange(len(value))
         if kind < 0.2:
-            return value * rng.choice((0, 2, 1000))
+            return value * min(rng.choice((0, 2, 1000)), MOST_CHARACTERS // len(json.dumps(value)))
         return [*value[:place], _mutated(value[place], rng), *value[place + 1 :]]
     if isinstance(value, str) and kind < 0.5:
         return rng.choice((value * 2, value[:-1], value + "\0", value.upper(), "y" * rng.choice((129, 513, 70000))))

@@ -25,9 +25,9 @@ def test_mutated_messages_cost_nobody_else_anything() -> None:
     target.close()
 
 
-@pytest.mark.parametrize("over", ["shm", "tcp"])
-def test_sessions_that_come_and_go_leave_nothing(over: str) -> None:
-    endurance.run(over, 300, 1000)
+@pytest.mark.parametrize(("over", "cycles", "items"), [("shm", 1_000, 100_000), ("tcp", 500, 10_000)])
+def test_sessions_that_come_and_go_leave_nothing(over: str, cycles: int, items: int) -> None:
+    endurance.run(over, cycles, items)
 
 
 def test_every_kept_message_is_answered_or_refused(service) -> None:

@@ -259,7 +259,8 @@ def test_the_native_kernel_gives_the_same_bits_alone_merged_and_in_parts(dtype: 
 
     for expert in range(experts):
         for matrix, shape in enumerate([(inter, hidden), (inter, hidden), (hidden, inter)]):
-            kernel.pack(0, expert, matrix, draw(*shape).ctypes.data)
+            values = draw(*shape)
+            kernel.pack(0, expert, matrix, values.ctypes.data)
     from ffn_faas.connectors.base import WindowGeometry
 
     shape = native_geometry(WindowGeometry(1, 40, hidden, 3, np.dtype(element).itemsize))
