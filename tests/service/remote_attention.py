@@ -1,7 +1,8 @@
 """An A rank without vLLM as a process: attaches, posts a batch again and again, compares each answer with the first.
 
-Its one argument is JSON: model, address, rounds (50), reattach (seconds, 0), until_reattached. Says "attached", waits
-for a line, then says "done N equal" or "failed: reason".
+Its one argument is JSON: model, address, patience (seconds, 60), rounds (50), going_on (more rounds, after another
+line), reattach (seconds, 0), until_reattached. Says "attached", waits for a line, then says "done N equal" or
+"failed: reason".
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ def main(arguments: dict) -> None:
         arguments["address"], attach, data_plane.shared_memory(model.spec), logging.getLogger("attention"),
         LossPolicy(arguments.get("reattach", 0.0)),
     )  # fmt: skip
-    session.attach(60, Credentials(token()))
+    session.attach(arguments.get("patience", 60), Credentials(token()))
     session.declare_layers(list(model.spec.layers))
     session.wait_ready(60)
     print("attached", flush=True)
-    sys.stdin.readline()
-    try:
-        equal = post(session, model, arguments)
-    except RuntimeError as error:
-        print(f"failed: {error}", flush=True)
-    else:
-        print(f"done {equal} equal", flush=True)
+    for rounds in filter(None, (arguments.get("rounds", 50), arguments.get("going_on"))):
+        sys.stdin.readline()
+        try:
+            equal = post(session, model, {**arguments, "rounds": rounds})
+        except RuntimeError as error:
+            print(f"failed: {error}", flush=True)
+        else:
+            print(f"done {equal} equal", flush=True)
     session.close()
 
 
@@ -51,7 +53,7 @@ def post(session: AttentionSession, model: Model, arguments: dict) -> int:
     ids = rng.integers(0, spec.num_experts, (ROWS, spec.top_k)).astype(np.int32)
     weights = rng.random(ids.shape, np.float32)
     first, after_reattaching, done = None, 0, 0
-    for _ in range(arguments.get("rounds", 50)):
+    for _ in range(arguments["rounds"]):
         out = np.zeros_like(x)
         call = module.Call(
             stage=0, handle=0, rows=ROWS, hidden_size=spec.hidden_size, top_k=spec.top_k, dtype=module.BF16,
