@@ -61,11 +61,11 @@ def free_port(count=1):
 class Daemon:
     """One launch in a session of its own; everything of it is gone when the block ends."""
 
-    def __init__(self, *arguments, ranks=None, program=None, environment=()):
+    def __init__(self, *arguments, ranks=None, program=None, environment=(), module=("ffn_faas",)):
         head = [sys.executable, "-m"]
         if ranks is not None:
             head += ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m"]
-        head += ["ffn_faas"]
+        head += module
         if program is not None:
             head = [sys.executable, "-c", program]
         clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}

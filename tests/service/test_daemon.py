@@ -21,6 +21,7 @@ from tests.service.daemon import (
     wait_gone,
     wait_ready,
 )
+from tests.service.player import Player
 
 DEADLOCK = (
     "import ctypes; libc = ctypes.{library}(None); lock = ctypes.create_string_buffer(64); print('stuck', flush=True); "
@@ -91,6 +92,29 @@ def test_a_taken_port_exits_6_before_anything_is_loaded(serve):
     assert code == 6
     assert f"127.0.0.1:{port}" in output
     assert "experts" not in output
+
+
+def test_a_port_that_is_torchruns_is_named_with_its_remedy(serve, tmp_path):
+    port, arguments = serve
+    launcher = ["torch.distributed.run", "--nproc-per-node", "1", "--master-port", str(port), "-m", "ffn_faas"]
+    with Daemon(*arguments, module=launcher) as daemon:
+        code, output = daemon.finish(60)
+    assert code != 0
+    assert f"cannot listen on 127.0.0.1:{port}" in output
+    assert "another process has the port" in output
+    assert record(tmp_path, 0)["exit_code"] == 6
+
+
+def test_an_attention_that_is_given_torchruns_port_says_who_did_not_answer(tmp_path):
+    from torch.distributed import TCPStore
+
+    from ffn_faas.errors import FfnError
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    player = Player(store.port, model_dir(tmp_path), "misled")
+    with pytest.raises(FfnError, match=rf"F rank 0 at 127\.0\.0\.1:{store.port} did not answer within 1 s"):
+        player.session.attach(1.0)
+    player.close()
 
 
 @pytest.mark.parametrize(
