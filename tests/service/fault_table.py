@@ -12,8 +12,13 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-FILES = ("tests/service/test_faults.py", "tests/service/test_ready.py")
-HEAD = ("who", "where F stands", "what happens", "seen")
+FILES = (
+    "tests/service/test_faults.py",
+    "tests/service/test_fault_stops.py",
+    "tests/service/test_fault_server.py",
+    "tests/service/test_ready.py",
+)
+HEAD = ("who", "rows over", "where F stands", "what happens", "seen")
 
 
 def rows(report):

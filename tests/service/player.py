@@ -1,14 +1,19 @@
 """Attention played by numpy over a real session; as a process it goes as far as it is told, then waits to be killed.
 
 One JSON argument: port, model, instance, until. Prints each step when it is done: granted, declared, attached, half
-(rows are written, the flag is not), dispatched, answered. A line on stdin lets a dispatched one go on and answer.
+(rows are written and the flag is not; over TCP: half of a post's head is sent), dispatched, answered. A line on stdin
+lets it go on: through the rest of the handshake, and to an answer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import os
+import socket
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -17,9 +22,12 @@ from ffn_faas.afd_block import AfdBlock
 from ffn_faas.attention import data_plane
 from ffn_faas.attention.loader import Model, attach_message
 from ffn_faas.attention.session import AttentionSession, LossPolicy
+from ffn_faas.protocol.stream import POST
+from ffn_faas.protocol.window import flag
 from tests.native.world import oracle
 
-STEPS = ("granted", "declared", "attached", "half", "dispatched")
+HANDSHAKE = ("granted", "declared", "attached")
+STEPS = (*HANDSHAKE, "half", "dispatched")
 TIMEOUT_S = 60.0
 
 
@@ -31,10 +39,17 @@ class Player:
         attach = attach_message(AfdBlock(role="attention", port=port), self.model, "numpy", capacity)
         update = {"instance": instance, "attention_rank": rank, "num_attention_ranks": size}
         plane = data_plane.shared_memory(self.model.spec)
+        self._fetch, self._data_ports = plane.fetch_windows, set[int]()
+        plane = dataclasses.replace(plane, fetch_windows=self._fetch_noting_the_port)
         log = logging.getLogger(f"tests.player.{instance}")
         attach = attach.model_copy(update=update)
         self.session = AttentionSession(f"127.0.0.1:{port}", attach, plane, log, policy or LossPolicy(0.0, 600.0))
         self._number = 0
+
+    def _fetch_noting_the_port(self, offer, geometry, epoch, timeout):
+        if offer.broker.startswith("tcp:"):
+            self._data_ports.add(int(offer.broker.rpartition(":")[2]))
+        return self._fetch(offer, geometry, epoch, timeout)
 
     def granted(self):
         self.session.attach(TIMEOUT_S)
@@ -53,9 +68,12 @@ class Player:
         return self
 
     def half(self):
-        """As far as a killed process may have come: rows in the windows, no flag."""
+        """As far as a killed process may have come: rows in the windows and no flag, or part of a post on its way."""
         for arena in self.session._attempt.arenas.values():
             arena.poison()
+        for entry in Path("/proc/self/fd").iterdir():
+            if peer_port(entry) in self._data_ports:
+                os.write(int(entry.name), POST.pack(flag(1, 1), 0, 0, 24, 0)[: POST.size // 2])
 
     def dispatched(self):
         self._number += 1
@@ -100,6 +118,17 @@ class Player:
         self.session.close()
 
 
+def peer_port(entry):
+    """Where a descriptor of this process, an entry of /proc/self/fd, is connected to over TCP, else None."""
+    try:
+        if not str(entry.readlink()).startswith("socket:"):
+            return None
+        with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+            return connection.getpeername()[1] if connection.family == socket.AF_INET else None
+    except OSError:
+        return None
+
+
 def main(arguments):
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     player = Player(arguments["port"], arguments["model"], arguments["instance"])
@@ -109,6 +138,8 @@ def main(arguments):
         getattr(player, step)()
         print(step, flush=True)
     sys.stdin.readline()
+    for step in HANDSHAKE[HANDSHAKE.index(arguments["until"]) + 1 :] if arguments["until"] in HANDSHAKE else ():
+        getattr(player, step)()
     if arguments["until"] == "dispatched":
         player.answered()
     else:
