@@ -119,8 +119,10 @@ def test_without_an_afd_block_vllm_answers_as_if_the_plugin_were_not_there(
         assert "remote layers" not in log_of(process)
 
 
-def test_with_the_kernel_of_vllm_every_token_and_logprob_equals_stock(model: Path, stock_answers: list[Any]) -> None:
-    with f_rank(model, "--moe-kernel", "vllm") as (_, port), vllm(model, **attention(port)) as process:
+def test_over_tcp_every_token_and_logprob_equals_stock(model: Path, stock_answers: list[Any]) -> None:
+    """With the kernel of vLLM; tests/e2e has the same over shared memory."""
+    f = f_rank(model, "--moe-kernel", "vllm", "--connector", "tcp")
+    with f as (_, port), vllm(model, **attention(port)) as process:
         assert answers(process) == stock_answers
         log = log_of(process)
         assert "Attention holds 0 bytes of routed experts in 4 remote layers; 96 expert tensors were not read" in log
