@@ -90,9 +90,11 @@ def answers(process: subprocess.Popen[str]) -> list[Any]:
 
 
 @contextmanager
-def f_rank(model: Path, *flags: str, module: str = "ffn_faas") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """One F rank on a free port, which it may take a moment to listen on."""
-    port = free_ports()
+def f_rank(
+    model: Path, *flags: str, module: str = "ffn_faas", port: int | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """One F rank, on a free port unless one is given, which it may take a moment to listen on."""
+    port = port or free_ports()
     command = [sys.executable, "-m", module, "serve", str(model), "--port", str(port), *flags]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:

@@ -1,10 +1,28 @@
-"""F is killed and started again under two stock vLLM: no request fails and no token changes."""
+"""F is killed and started again under stock vLLM: no request fails and no token changes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ffn_faas.demo.checkpoint import make_checkpoint
+from ffn_faas.demo.corpus import prompts
+from tests.attention.vllm_nursery import nursery
+from tests.attention.vllm_process import SMALL, attention, environment, f_rank
+
 from .demo_process import Demos
 
+TOKENS = 100
+PATIENT = {"connector_extra_config": {"reattach_timeout_s": 120}}
 
+
+@pytest.mark.large
 def test_f_killed_and_restarted_under_load_fails_no_request_and_changes_no_token(demos: Demos) -> None:
     figures = demos.figures("--chaos", "--eager", "--prompts", "3", "--max-tokens", "100", "--restarts", "2")
     assert figures["restarts"] == 2
@@ -13,3 +31,46 @@ def test_f_killed_and_restarted_under_load_fails_no_request_and_changes_no_token
     assert figures["tokens_compared"] >= 300
     assert figures["requests"] >= 6
     assert figures["longest_gap_s"] > 1, "F was really away"
+
+
+def test_f_killed_twice_while_vllm_answers_changes_no_token(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    model = tmp_path / "model"
+    layers = make_checkpoint(model).layers
+    asked = {"prompts": prompts(3), "tokens": TOKENS}
+    settings = {**SMALL, "max_model_len": 256, "max_num_batched_tokens": 256, "model": str(model)}
+    with nursery(environment(VLLM_CACHE_ROOT=str(tmp_path / "vllm-cache"))) as vllms, ThreadPoolExecutor(1) as executor:
+        (stock,) = vllms.run({**asked, "settings": settings, "env": {"VLLM_PLUGINS": ""}})
+        with f_rank(model, "--moe-kernel", "vllm") as (f, port):
+            remote = {**settings, **attention(port, **PATIENT)}
+            answered = executor.submit(vllms.run, {**asked, "settings": remote, "env": {}})
+            kill_once_it_has_answered(f, port, 50 * layers, answered)
+        with f_rank(model, "--moe-kernel", "vllm", port=port) as (f, _):
+            kill_once_it_has_answered(f, port, 50 * layers, answered)
+        with f_rank(model, "--moe-kernel", "vllm", port=port):
+            (held,) = answered.result(240)
+            assert steps(port) >= 50 * layers
+    assert held["answers"] == stock["answers"]
+
+
+def kill_once_it_has_answered(f: Any, port: int, least: int, answered: Future[Any]) -> None:
+    wait_until(lambda: answered.done() or steps(port) >= least)
+    assert not answered.done(), "vLLM has to be on its way when F dies"
+    f.kill()
+    f.wait(30)
+
+
+def steps(port: int) -> int:
+    """Steps with posts, since F started; 0 until it serves."""
+    try:
+        return int(httpx.get(f"http://127.0.0.1:{port}/status").json()["steps"].get("steps", 0))
+    except httpx.TransportError:
+        return 0
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -17,7 +17,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize(
-    "victim", ["F rank", "Attention worker", pytest.param("Attention API server", marks=pytest.mark.large)]
+    "victim", ["F rank", *(pytest.param(name, marks=pytest.mark.large) for name in VICTIMS if name != "F rank")]
 )
 def test_kill_9_of_one_process_ends_the_demo_with_the_reason(demos: Demos, victim: str) -> None:
     words, reason = VICTIMS[victim]
