@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ffn_faas.backends.base import FFNBackend, ProgressReport
+from ffn_faas.backends.gpu_claim import claim
 from ffn_faas.backends.gpu_device import choose_device
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors import m2n_library
@@ -18,6 +19,8 @@ from ffn_faas.experts.spec import MoESpec
 from ffn_faas.protocol.topology import expert_range
 
 if TYPE_CHECKING:
+    import socket
+
     from ffn_faas.connectors.m2n import M2nConnector
     from ffn_faas.connectors.m2n_library import Device, Library
     from ffn_faas.connectors.m2n_service import M2nService
@@ -27,7 +30,7 @@ READING_THREADS = 8
 
 
 class GpuBackend(FFNBackend):
-    """The host only keeps two steps queued: the device waits for posts, computes and answers by itself."""
+    """The host only keeps four steps queued: the device waits for posts, computes and answers by itself."""
 
     name = "gpu-deepep-m2n"
     transport = "m2n"
@@ -43,6 +46,7 @@ class GpuBackend(FFNBackend):
         self._device: Device | None = None
         self._service: M2nService | None = None
         self._connector: M2nConnector | None = None
+        self._claim: socket.socket | None = None
         self._cancelled = False
 
     def prepare(self) -> None:
@@ -62,6 +66,7 @@ class GpuBackend(FFNBackend):
             raise ResourceError(
                 f"GPU {device.name} has compute capability {major}.{minor}; the kernels need Hopper (9.0)"
             )
+        self._claim = claim(device.uuid, share=self._config.share_device)
         library.call("use_device", index)
         self._kernel.bind(index)
         log.info("GPU %d of %d visible: %s, %s", index, len(devices), device.name, device.uuid)
@@ -123,3 +128,5 @@ class GpuBackend(FFNBackend):
         if self._service is not None:
             self._service.close()
         self._kernel.release()
+        if self._claim is not None:
+            self._claim.close()

@@ -15,7 +15,7 @@ def choose_device(
     ``device_ids`` (--device-ids) names one GPU for each local rank. Without it rank r takes GPU r; a launcher that
     masks devices (CUDA_VISIBLE_DEVICES with one GPU for each rank) leaves one, and that is taken whatever the rank.
     Two ranks on one GPU are time-sliced, milliseconds a round trip: only with ``share``. Whether two masked ranks
-    got the same GPU is told by its UUID, not here.
+    got the same GPU is told by its UUID (gpu_claim), not here.
     """
     if visible < 1:
         raise ResourceError(

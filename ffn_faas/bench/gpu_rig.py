@@ -106,8 +106,8 @@ class Rig:
         self._combine = library.allocate(combine_layout(geometry).nbytes)
         self.attention = M2nAttention(library, geometry, [shape.experts])
         where = addresses(geometry, self._dispatch, self._combine, 0)
-        self.attention.set_link(0, 0, where)
-        self.attention.begin(EPOCH)
+        self.attention.set_link(0, 0, where, EPOCH)
+        self.attention.begin()
         library.call("use_device", f)
         self.service.set_lane(0, where, geometry.capacity, flag(EPOCH, 1))
 

@@ -63,14 +63,18 @@ class M2nConnector(FFNConnector):
         self._made = time.monotonic()
         self._busy = (0, 0.0)
         self._last_completed = (0, self._made)
-        self._closed = False
+        self._cancelled = self._closed = False
 
     def step(self, *, captured: bool) -> None:
-        """Do what was asked for, then enqueue one step; blocks while two are in flight, about 20 ms each at most."""
+        """Do what was asked for, then enqueue one step; blocks while four are in flight, about 20 ms each at most."""
         if not self._requests.empty() or self._service.counters.faults != self._faults_seen:
+            self._service.stop()  # nobody waits for posts that may not come
             self._service.idle()
             self._run_requests()
             self._collect_faults()
+            self._service.stop(stopped=False)
+            if self._cancelled:
+                self._service.stop()
         self._service.step(captured=captured)
 
     def open_link(self, geometry: WindowGeometry, epoch: int, expert_counts: list[int]) -> tuple[int, WindowOffer]:  # noqa: ARG002
@@ -121,6 +125,7 @@ class M2nConnector(FFNConnector):
         return None
 
     def cancel_receive(self) -> None:
+        self._cancelled = True
         self._service.stop()
 
     def take_faults(self) -> list[tuple[int, str]]:

@@ -38,19 +38,22 @@ class M2nAttention:
         )
         self.times = PostRecorder(library, [self._times_of(stage) for stage in range(geometry.stages)])
 
-    def set_link(self, stage: int, rank: int, addresses: WindowAddresses, *, offered: bool = False) -> None:
-        """The windows of one F rank; ``offered``: of the session that ``offer`` names, while waits are in flight."""
+    def set_link(self, stage: int, rank: int, addresses: WindowAddresses, epoch: int, *, offered: bool = False) -> None:
+        """The windows of one F rank, and the epoch it granted.
+
+        ``offered``: of the session that ``offer`` names, while waits are in flight.
+        """
         made = ctypes.byref(window(addresses))
         first = self._first[rank]
-        self._library.call("attention_set_link", self._handle, stage, rank, made, first, int(offered))
+        self._library.call("attention_set_link", self._handle, stage, rank, made, epoch, first, int(offered))
 
-    def begin(self, epoch: int) -> None:
+    def begin(self) -> None:
         """A new session on all stages, with nothing in flight; an earlier failure is forgotten."""
-        self._library.call("attention_begin", self._handle, epoch)
+        self._library.call("attention_begin", self._handle)
 
-    def offer(self, number: int, epoch: int = 0) -> None:
+    def offer(self, number: int) -> None:
         """Waits go over to the links offered and send their post again; ``number`` 0 withdraws an earlier offer."""
-        self._library.call("attention_offer", self._handle, number, epoch)
+        self._library.call("attention_offer", self._handle, number)
 
     def active(self, stage: int) -> int:
         """The offer that a stage went over to last, 0 before any."""

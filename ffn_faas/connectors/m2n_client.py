@@ -86,7 +86,7 @@ class M2nClient:
         first = self._mapped[0]
         first[ffn_rank] = arena
         if len(first) == self._ranks:
-            self.attention.begin(arena.epoch)
+            self.attention.begin()
 
     def hold(self) -> None:
         """Waits go on until ``resume`` or ``fail``; nothing is to be done for that."""
@@ -105,7 +105,7 @@ class M2nClient:
             self._set_link(rank, arena, offered=True)
         self._offered += 1
         self._mapped[self._offered] = dict(enumerate(arenas))
-        self.attention.offer(self._offered, arenas[0].epoch)
+        self.attention.offer(self._offered)
 
     def longest_wait(self) -> tuple[float, int]:
         """Seconds that a wait has been in flight, and the F rank it waits for. Makes no call of CUDA."""
@@ -146,4 +146,4 @@ class M2nClient:
     def _set_link(self, ffn_rank: int, arena: MappedWindows, *, offered: bool) -> None:
         for stage in range(self.geometry.stages):
             where = addresses(self.geometry, arena.dispatch_address, arena.combine_address, stage)
-            self.attention.set_link(stage, ffn_rank, where, offered=offered)
+            self.attention.set_link(stage, ffn_rank, where, arena.epoch, offered=offered)

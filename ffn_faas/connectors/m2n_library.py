@@ -13,7 +13,7 @@ from ffn_faas.errors import NativeMissing, ResourceError
 if TYPE_CHECKING:
     from ffn_faas.connectors.m2n_window import WindowAddresses
 
-VERSION = 3
+VERSION = 4
 WAIT_SORT, EXPERTS, COMBINE, OVERLAP = 1, 2, 4, 8
 STEP = WAIT_SORT | EXPERTS | COMBINE | OVERLAP
 REMEDY = "install ffn-faas where nvcc (CUDA 12.8 or newer) is found: pip install --no-cache-dir ."
@@ -168,11 +168,11 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "service_enqueue": (_POINTER, _INT, _POINTER),
     "attention_create": (_INT, _INT, _INT, _INT, _INT, _INT, _U64, ctypes.POINTER(_POINTER)),
     "attention_destroy": (_POINTER,),
-    "attention_set_link": (_POINTER, _INT, _INT, ctypes.POINTER(Window), _INT, _INT),
-    "attention_offer": (_POINTER, ctypes.c_uint32, _U64),
+    "attention_set_link": (_POINTER, _INT, _INT, ctypes.POINTER(Window), _U64, _INT, _INT),
+    "attention_offer": (_POINTER, ctypes.c_uint32),
     "attention_active": (_POINTER, _INT, ctypes.POINTER(ctypes.c_uint32)),
     "attention_long_wait": (_POINTER, _INT, ctypes.POINTER(_U64), ctypes.POINTER(_INT)),
-    "attention_begin": (_POINTER, _U64),
+    "attention_begin": (_POINTER,),
     "attention_dispatch": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
     "attention_receive": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "attention_status": (_POINTER, _INT, ctypes.POINTER(ctypes.c_uint32)),

@@ -10,8 +10,6 @@ import numpy as np
 from ffn_faas.experts.spec import ELEMENT_SIZES
 
 if TYPE_CHECKING:
-    import torch
-
     from ffn_faas.experts.spec import MoESpec
 
 _POOL = (1 << 20) + 7
@@ -31,11 +29,10 @@ class DummyWeights:
         self._spec = spec
 
     @property
-    def pool(self) -> torch.Tensor:
-        """All values there are; a matrix holds those from ``start`` on, again and again."""
-        import torch
-
-        return torch.from_numpy(self._values).view(getattr(torch, self._spec.dtype))
+    def values(self) -> np.ndarray:
+        """All there are, in the spec's dtype (bfloat16 as its bits); a matrix holds those from ``start`` on, again and
+        again."""
+        return self._values
 
     def start(self, layer: int, expert: int, matrix: int) -> int:
         """Where in the pool a matrix begins; ``matrix`` as experts.layouts numbers it; ``expert`` global."""

@@ -28,6 +28,7 @@ class GpuExperts(ExpertKernel):
     """
 
     name = "cuda"
+    on_host = False
 
     def __init__(self, spec: MoESpec) -> None:
         super().__init__(spec)
@@ -86,14 +87,14 @@ class GpuExperts(ExpertKernel):
 
     def fill_dummy(self, layer: int, expert: int, local: int, matrix: int, dummy: DummyWeights) -> None:
         """On the device, from a copy of the pool there."""
-        library, pool = m2n_library.load(), dummy.pool
+        library, pool = m2n_library.load(), dummy.values
         if not self._pool:
             self._pool = library.allocate(pool.nbytes)
-            library.call("copy", self._pool, pool.data_ptr(), pool.nbytes)
+            library.call("copy", self._pool, pool.ctypes.data, pool.nbytes)
         rows, width = self.spec.matrix_shape(matrix)
         start = dummy.start(layer, expert, matrix)
         target = self._target(layer, local, matrix)
-        library.call("fill_rows", target, self._place[matrix], self._pool, pool.numel(), start, rows, width)
+        library.call("fill_rows", target, self._place[matrix], self._pool, pool.size, start, rows, width)
 
     def finish(self) -> None:
         library = m2n_library.load()

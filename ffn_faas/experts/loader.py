@@ -79,11 +79,14 @@ def load_experts(
             for expert in experts:
                 checkpoint.expert(spec, layer, expert)
     total = spec.num_layers * len(experts) * spec.expert_bytes
-    _require(total)
+    watched = progress
+    if kernel.on_host:
+        _require(total)
+        watched = _watched(progress)
     kernel.prepare()
     kernel.allocate(experts)
     fill = _dummy_layers(seed) if checkpoint is None else _checkpoint_layers(checkpoint, threads)
-    bytes_read = fill(spec, experts, kernel, _watched(progress))
+    bytes_read = fill(spec, experts, kernel, watched)
     kernel.finish()
     seconds = time.monotonic() - started
     return StorageAccount(bytes_read, kernel.resident_bytes, experts, spec.num_layers, spec.dtype, seconds)

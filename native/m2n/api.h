@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define FFN_M2N_VERSION 3
+#define FFN_M2N_VERSION 4
 enum { FFN_M2N_WAIT_SORT = 1, FFN_M2N_EXPERTS = 2, FFN_M2N_COMBINE = 4, FFN_M2N_OVERLAP = 8 };
 
 typedef struct ffn_m2n_device {
@@ -77,6 +77,7 @@ FFN_M2N_API int ffn_m2n_free(void* device_memory);
 FFN_M2N_API int ffn_m2n_export(void* device_memory, uint8_t handle[64]);
 FFN_M2N_API int ffn_m2n_open(const uint8_t handle[64], void** device_memory);
 FFN_M2N_API int ffn_m2n_close(void* device_memory);
+/* Blocks until all bytes are there. */
 FFN_M2N_API int ffn_m2n_copy(void* target, const void* source, uint64_t nbytes);
 
 FFN_M2N_API int ffn_m2n_service_create(const ffn_m2n_service_config* config, void** service);
@@ -107,7 +108,7 @@ FFN_M2N_API int ffn_m2n_service_set_lane(void* service, int32_t lane, const ffn_
 FFN_M2N_API int ffn_m2n_service_lane_fault(void* service, int32_t lane, int32_t* fault);
 /* Once for everything; parts other than all of them are for measuring. */
 FFN_M2N_API int ffn_m2n_service_capture(void* service, int32_t parts);
-/* Enqueue one wait -> sort -> experts -> combine, at most two in flight: blocks for the one before the last. */
+/* Enqueue one wait -> sort -> experts -> combine, at most four in flight: blocks for the fourth last. */
 FFN_M2N_API int ffn_m2n_service_step(void* service, int32_t captured);
 FFN_M2N_API int ffn_m2n_service_idle(void* service);
 /* The parts named by the flags, in order, on any stream: for measuring and tests. */
@@ -123,12 +124,12 @@ FFN_M2N_API void* ffn_m2n_service_stream(void* service);
 FFN_M2N_API int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity,
                                          int32_t hidden_size, int32_t top_k, uint64_t timeout_ns, void** attention);
 FFN_M2N_API int ffn_m2n_attention_destroy(void* attention);
-/* `offered`: of the session that is offered next; such links may be written while waits are in flight and no offer
-   stands. */
+/* Flags of this link count from epoch << 40. `offered`: of the session that is offered next; such links may be written
+   while waits are in flight and no offer stands. */
 FFN_M2N_API int ffn_m2n_attention_set_link(void* attention, int32_t stage, int32_t link, const ffn_m2n_window* window,
-                                           int32_t first_expert, int32_t offered);
-/* A new session, with nothing in flight: flags count from epoch << 40, a failed wait is forgotten. */
-FFN_M2N_API int ffn_m2n_attention_begin(void* attention, uint64_t epoch);
+                                           uint64_t epoch, int32_t first_expert, int32_t offered);
+/* A new session, with nothing in flight: the next post is the first, a failed wait is forgotten. */
+FFN_M2N_API int ffn_m2n_attention_begin(void* attention);
 /* Capturable. x bf16 [rows, H], ids i32 [rows, top_k] global, weights f32 [rows, top_k]: all device memory. */
 FFN_M2N_API int ffn_m2n_attention_dispatch(void* attention, int32_t stage, int32_t layer, const void* device_x,
                                            const void* device_ids, const void* device_weights, int32_t rows,
@@ -140,7 +141,7 @@ FFN_M2N_API int ffn_m2n_attention_receive(void* attention, int32_t stage, void* 
 FFN_M2N_API void ffn_m2n_attention_stop(void* attention, uint32_t stop);
 /* Offers the session of the links written last, by a number that no earlier offer had: waits in flight and later ones
    go over to it and send their post again. 0 withdraws an offer, before new links are written. */
-FFN_M2N_API int ffn_m2n_attention_offer(void* attention, uint32_t number, uint64_t epoch);
+FFN_M2N_API int ffn_m2n_attention_offer(void* attention, uint32_t number);
 /* The offer that a stage went over to last; 0 = none. */
 FFN_M2N_API int ffn_m2n_attention_active(void* attention, int32_t stage, uint32_t* number);
 /* The flag that a wait in flight for more than a millisecond waits for, and the F rank; flag 0 = none. Never blocks. */

@@ -41,7 +41,7 @@ class Attention {
 
   ~Attention() { (void)cudaStreamDestroy(stream_); }
 
-  void set_link(int stage, int link, const ffn_m2n_window& window, int first_expert, bool offered) {
+  void set_link(int stage, int link, const ffn_m2n_window& window, uint64_t epoch, int first_expert, bool offered) {
     bounded(stage, stages_, "stage");
     bounded(link, links_, "link");
     AttentionLink made = {};
@@ -52,15 +52,16 @@ class Attention {
     made.dispatch_hidden = static_cast<__nv_bfloat16*>(window.dispatch_hidden);
     made.combine_flag = static_cast<uint64_t*>(window.combine_flag);
     made.combine_partial = static_cast<__nv_bfloat16*>(window.combine_partial);
+    made.epoch = epoch << 40;
     made.first_expert = first_expert;
     AttentionStage& target = state_.get()[stage];
     write(offered ? &target.next[link] : &target.links[link], made);
   }
 
   // Nothing is in flight.
-  void begin(uint64_t epoch) {
+  void begin() {
     for (int i = 0; i < stages_; ++i) {
-      write(&state_.get()[i].flag, epoch << 40);
+      write(&state_.get()[i].sequence, uint64_t{0});
       write(&state_.get()[i].status, uint32_t{0});
     }
     stop(kRun);
@@ -68,11 +69,8 @@ class Attention {
 
   // Anything may be in flight: waits go over to the links that were offered, and send their post again. Withdraws an
   // earlier offer with `number` 0.
-  void offer(uint32_t number, uint64_t epoch) {
-    for (int i = 0; i < stages_; ++i) {
-      if (number) write(&state_.get()[i].next_flag, epoch << 40);
-      write(&state_.get()[i].offered, number);
-    }
+  void offer(uint32_t number) {
+    for (int i = 0; i < stages_; ++i) write(&state_.get()[i].offered, number);
   }
 
   uint32_t active(int stage) {
@@ -165,11 +163,11 @@ int ffn_m2n_attention_destroy(void* attention) {
   return guarded([&] { delete static_cast<ffn::Attention*>(attention); });
 }
 int ffn_m2n_attention_set_link(void* attention, int32_t stage, int32_t link, const ffn_m2n_window* window,
-                               int32_t first_expert, int32_t offered) {
-  return guarded([&] { as_attention(attention).set_link(stage, link, *window, first_expert, offered != 0); });
+                               uint64_t epoch, int32_t first_expert, int32_t offered) {
+  return guarded([&] { as_attention(attention).set_link(stage, link, *window, epoch, first_expert, offered != 0); });
 }
-int ffn_m2n_attention_offer(void* attention, uint32_t number, uint64_t epoch) {
-  return guarded([&] { as_attention(attention).offer(number, epoch); });
+int ffn_m2n_attention_offer(void* attention, uint32_t number) {
+  return guarded([&] { as_attention(attention).offer(number); });
 }
 int ffn_m2n_attention_active(void* attention, int32_t stage, uint32_t* number) {
   return guarded([&] { *number = as_attention(attention).active(stage); });
@@ -177,8 +175,8 @@ int ffn_m2n_attention_active(void* attention, int32_t stage, uint32_t* number) {
 int ffn_m2n_attention_long_wait(void* attention, int32_t stage, uint64_t* flag, int32_t* link) {
   return guarded([&] { as_attention(attention).long_wait(stage, flag, link); });
 }
-int ffn_m2n_attention_begin(void* attention, uint64_t epoch) {
-  return guarded([&] { as_attention(attention).begin(epoch); });
+int ffn_m2n_attention_begin(void* attention) {
+  return guarded([&] { as_attention(attention).begin(); });
 }
 int ffn_m2n_attention_dispatch(void* attention, int32_t stage, int32_t layer, const void* device_x,
                                const void* device_ids, const void* device_weights, int32_t rows, void* stream) {

@@ -49,8 +49,9 @@ __global__ void __launch_bounds__(kThreads)
   if (is_last_block(&state->combine_arrivals, busy)) {
     if (threadIdx.x < item.parts) {
       const Part& part = item.part[threadIdx.x];
+      if (threadIdx.x) fence_sys();  // thread 0 has done so
+      store_relaxed_sys(part.out_flag, part.flag);
       state->lanes[part.lane].expected = part.flag + 1;
-      store_release_sys(part.out_flag, part.flag);
     }
     if (threadIdx.x == 0) {
       ServiceCounters& counters = state->counters;

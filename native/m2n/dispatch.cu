@@ -16,6 +16,11 @@ __device__ __forceinline__ bool has_expert(const int32_t* ids, int top_k, int nu
   return any;
 }
 
+__device__ __forceinline__ void write_head(const AttentionLink& link, int32_t layer, int32_t rows) {
+  link.dispatch_head[0] = layer;
+  link.dispatch_head[1] = rows;
+}
+
 __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, DispatchCall call) {
   __shared__ AttentionLink link[kMaxServiceRanks];
   __shared__ int32_t slots[kMaxServiceRanks];
@@ -24,7 +29,8 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
   const int links = stage->num_links, num_experts = stage->num_experts;
   if (blockIdx.x == 0 && self == 0) stage->dispatching_ns = nanoseconds();
   if (self < kMaxServiceRanks) link[self] = stage->links[self];
-  // One F rank and few rows: each block counts the rows before its own instead of asking a shared counter.
+  // One F rank and few rows: each block counts the rows before its own instead of asking a shared counter, so that the
+  // head goes with the last row instead of after all of them.
   const bool counted = links == 1 && call.rows <= kThreads && call.rows <= gridDim.x;
   for (int row = blockIdx.x; row < call.rows; row += gridDim.x) {
     const uint4* source = reinterpret_cast<const uint4*>(call.x + int64_t{row} * call.hidden_size);
@@ -56,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
     if (self < links) {
       int slot = slots[self];
       if (counted) {
-        if (row == call.rows - 1) stage->rows[0] = before + (slot == 0);
+        if (row == call.rows - 1) write_head(link[0], call.layer, before + (slot == 0));
         slot = slot == 0 ? before : -1;
       } else if (slot == 0) {
         slot = atomicAdd(&stage->rows[self], 1);
@@ -84,17 +90,19 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
       }
     }
   }
+  if (counted && call.rows == 0 && self == 0) write_head(link[0], call.layer, 0);
   if (is_last_block(&stage->arrivals, gridDim.x)) {
-    if (self < links) {
+    if (counted) {
+      if (self == 0) store_relaxed_sys(link[0].dispatch_flag, link[0].epoch | (stage->sequence + 1));
+    } else if (self < links) {
       volatile int32_t* rows = &stage->rows[self];
-      link[self].dispatch_head[0] = call.layer;
-      link[self].dispatch_head[1] = *rows;
+      write_head(link[self], call.layer, *rows);
       *rows = 0;
-      store_release_sys(link[self].dispatch_flag, stage->flag + 1);
+      store_release_sys(link[self].dispatch_flag, link[self].epoch | (stage->sequence + 1));
     }
     __syncthreads();
     if (self == 0) {
-      stage->flag += 1;
+      stage->sequence += 1;
       stage->pending = call;
       stage->dispatched_ns = nanoseconds();
     }

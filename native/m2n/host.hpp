@@ -28,6 +28,17 @@ int guarded(F&& body) {
   }
 }
 
+// Zeroed when it returns: a set in the default stream would not be ordered before what other streams write there, and
+// on a GPU that others use it comes late. In a stream of its own, since a kernel that waits may be in flight.
+inline void zero(void* device, size_t bytes) {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  cudaError_t error = cudaMemsetAsync(device, 0, bytes, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  (void)cudaStreamDestroy(stream);
+  check(error, "cudaMemset");
+}
+
 // Device memory from cudaMalloc, zeroed.
 template <typename T>
 class DeviceArray {
@@ -35,7 +46,7 @@ class DeviceArray {
   explicit DeviceArray(size_t count) : bytes_(count * sizeof(T)) {
     if (bytes_ == 0) return;
     check(cudaMalloc(&data_, bytes_), "cudaMalloc");
-    check(cudaMemset(data_, 0, bytes_), "cudaMemset");
+    zero(data_, bytes_);
   }
   DeviceArray(DeviceArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

@@ -65,13 +65,7 @@ int ffn_m2n_enable_peer(int32_t device, int32_t peer) {
 int ffn_m2n_allocate(uint64_t nbytes, void** device_memory) {
   return guarded([&] {
     check(cudaMalloc(device_memory, nbytes), "cudaMalloc");
-    // In a stream of its own: a kernel that waits may be in flight.
-    cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    cudaError_t error = cudaMemsetAsync(*device_memory, 0, nbytes, stream);
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-    (void)cudaStreamDestroy(stream);
-    check(error, "cudaMemset");
+    ffn::zero(*device_memory, nbytes);
   });
 }
 
@@ -101,5 +95,8 @@ int ffn_m2n_close(void* device_memory) {
 }
 
 int ffn_m2n_copy(void* target, const void* source, uint64_t nbytes) {
-  return guarded([&] { check(cudaMemcpy(target, source, nbytes, cudaMemcpyDefault), "cudaMemcpy"); });
+  return guarded([&] {
+    check(cudaMemcpy(target, source, nbytes, cudaMemcpyDefault), "cudaMemcpy");
+    check(cudaStreamSynchronize(nullptr), "cudaMemcpy");  // it may return before the last bytes are there
+  });
 }

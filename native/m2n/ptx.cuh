@@ -15,6 +15,10 @@ __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t* p) {
 __device__ __forceinline__ void store_release_sys(uint64_t* p, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+// Behind a fence of the same thread, this releases what the fence ordered: no second wait for stores over the link.
+__device__ __forceinline__ void store_relaxed_sys(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 __device__ __forceinline__ uint32_t load_acquire_gpu(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -65,15 +69,18 @@ __device__ __forceinline__ uint4 pack_bf16x8(const float (&sum)[8]) {
 }
 
 // Last-block pattern: true in every thread of the block that arrives last. All stores of the grid are then ordered
-// before what that block does next, at system scope. The counter is back at zero for the next launch.
+// before what that block does next, at system scope; thread 0 of it has made the fence that orders them. The counter is
+// back at zero for the next launch.
 __device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
     fence_sys();
     last = atomicAdd(counter, 1) == blocks - 1;
-    if (last) *counter = 0;
-    fence_sys();
+    if (last) {
+      fence_sys();
+      *counter = 0;
+    }
   }
   __syncthreads();
   return last;

@@ -47,14 +47,13 @@ __device__ void dispatch_again(AttentionStage* stage) {
   }
   fence_sys();
   __syncwarp();
-  const uint64_t flag = stage->next_flag + 1;
   for (int rank = self; rank < links; rank += 32) {
     stage->links[rank].dispatch_head[0] = call.layer;
     stage->links[rank].dispatch_head[1] = rows[rank];
-    store_release_sys(stage->links[rank].dispatch_flag, flag);
+    store_release_sys(stage->links[rank].dispatch_flag, stage->links[rank].epoch | 1);
   }
   __syncwarp();
-  if (self == 0) stage->flag = flag;
+  if (self == 0) stage->sequence = 1;
   __syncwarp();
 }
 
@@ -80,13 +79,14 @@ __global__ void __launch_bounds__(32)
   const uint64_t started = nanoseconds();
   PostTimes times = {stage->posts + 1,     stage->dispatching_ns, stage->dispatched_ns, started, 0, 0,
                      stage->pending.layer, stage->pending.rows};
-  uint64_t flag = stage->flag;
+  uint64_t sequence = stage->sequence;
   uint32_t status = stage->status;
   bool reported = false;
   for (uint32_t spin = 0; status == 0; ++spin) {
     int missing = kMaxServiceRanks;
     for (int rank = self; rank < stage->num_links; rank += 32) {
-      if (load_acquire_sys(stage->links[rank].combine_flag) != flag) missing = min(missing, rank);
+      const AttentionLink& link = stage->links[rank];
+      if (load_acquire_sys(link.combine_flag) != (link.epoch | sequence)) missing = min(missing, rank);
     }
     missing = __reduce_min_sync(0xffffffffu, missing);
     if (missing == kMaxServiceRanks) break;
@@ -104,12 +104,12 @@ __global__ void __launch_bounds__(32)
     if (word == kStop) status = 1;
     if (stage->timeout_ns && waited > stage->timeout_ns) status = 2;
     adopt_offer(stage);
-    flag = *reinterpret_cast<const volatile uint64_t*>(&stage->flag);
+    sequence = *reinterpret_cast<const volatile uint64_t*>(&stage->sequence);
     if (waited > kLongWaitNs) {
       reported = true;
       if (self == 0) {
         report->link = missing;
-        *reinterpret_cast<volatile uint64_t*>(&report->flag) = flag;
+        *reinterpret_cast<volatile uint64_t*>(&report->flag) = stage->links[missing].epoch | sequence;
       }
     }
   }

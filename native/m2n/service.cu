@@ -82,6 +82,8 @@ class Service {
     check(cudaMemcpy(&state_.get()->lanes[index], &lane, sizeof lane, cudaMemcpyHostToDevice), "cudaMemcpy");
     num_lanes_ = std::max(num_lanes_, index + 1);
     check(cudaMemcpy(&state_.get()->num_lanes, &num_lanes_, sizeof num_lanes_, cudaMemcpyHostToDevice), "cudaMemcpy");
+    // A copy may return before the last bytes are there, and no stream of ours waits for the default one.
+    check(cudaStreamSynchronize(nullptr), "cudaMemcpy");
   }
 
   int fault(int index) {
@@ -125,8 +127,8 @@ class Service {
   }
 
   void step(bool captured) {
-    cudaEvent_t& event = done_[turn_ % 2];
-    if (turn_ >= 2) check(cudaEventSynchronize(event), "a step");
+    cudaEvent_t& event = done_[turn_ % kAhead];
+    if (turn_ >= kAhead) check(cudaEventSynchronize(event), "a step");
     if (captured) {
       if (!graph_) throw std::logic_error("capture comes before a captured step");
       check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
@@ -144,6 +146,8 @@ class Service {
   cudaStream_t stream() const { return stream_; }
 
  private:
+  // Steps in flight. A step over empty experts takes 15 us, waking this thread up to 50: two would not hide that.
+  static constexpr int kAhead = 4;
   static constexpr int kStep = FFN_M2N_WAIT_SORT | FFN_M2N_EXPERTS | FFN_M2N_COMBINE | FFN_M2N_OVERLAP;
 
   ServiceShape shape_;
@@ -159,7 +163,7 @@ class Service {
   ExpertWeights weights_ = {};
   Workspace work_ = {};
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t done_[2] = {};
+  cudaEvent_t done_[kAhead] = {};
   cudaGraphExec_t graph_ = nullptr;
 };
 

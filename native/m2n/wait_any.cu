@@ -126,17 +126,20 @@ __device__ void join(ServiceState* state, const Watch& watch, const LaneHead* he
 // One thread: the posts picked as the item. All that came from the peers was bounded before.
 __device__ void take(ServiceState* state, const Picked& picked, const Workspace& work, uint64_t started,
                      ServiceCounters* report) {
-  ServiceCounters& counters = state->counters;
   Item& item = state->item;
+  // All loads before the first store, which might alias them: one latency instead of one after the other.
+  ServiceCounters counters = state->counters;
+  Lane lane = state->lanes[max(picked.lane[0], 0)];
+  const int weight_row = picked.parts ? work.base[picked.layer] : 0;
   item.parts = picked.parts;
   item.rows = picked.rows;
   item.layer = picked.layer;
   item.tiles = item.pairs = 0;
-  report->waits = ++counters.waits;
+  item.weight_row = weight_row;
+  report->waits = state->counters.waits = counters.waits + 1;
   if (picked.parts == 0) return;
-  item.weight_row = work.base[picked.layer];
   for (int i = 0; i < picked.parts; ++i) {
-    Lane& lane = state->lanes[picked.lane[i]];
+    if (i) lane = state->lanes[picked.lane[i]];
     Part part = {};
     part.lane = picked.lane[i];
     part.first = picked.first[i];
@@ -147,14 +150,14 @@ __device__ void take(ServiceState* state, const Picked& picked, const Workspace&
     part.out = lane.combine_partial;
     part.out_flag = lane.combine_flag;
     part.flag = lane.expected;
-    lane.layer = picked.layer;
+    state->lanes[picked.lane[i]].layer = picked.layer;
     item.part[i] = part;
   }
   item.taken_ns = item.sorted_ns = nanoseconds();
   // Posted stores: reading over PCIe here would cost a microsecond.
-  report->taken = counters.taken += picked.parts;
-  report->items = ++counters.items;
-  report->wait_ns = counters.wait_ns += item.taken_ns - started;
+  report->taken = state->counters.taken = counters.taken + picked.parts;
+  report->items = state->counters.items = counters.items + 1;
+  report->wait_ns = state->counters.wait_ns = counters.wait_ns + item.taken_ns - started;
 }
 
 // Rows and tiles of an expert, or of several.

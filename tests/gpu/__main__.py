@@ -21,6 +21,7 @@ class Report:
 
     def pytest_configure(self, config):
         config.addinivalue_line("markers", "gpu: needs NVIDIA Hopper GPUs and the compiled GPU backend")
+        config.addinivalue_line("markers", "sanitized: small enough for compute-sanitizer")
         config.addinivalue_line("markers", "timeout: a plugin's, where it is installed")
 
     def pytest_runtest_logreport(self, report):

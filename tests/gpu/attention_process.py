@@ -84,7 +84,9 @@ def post_for_ever(spec, rows, *, captured):
             expected = torch.einsum("teh,te->th", every, scales)
             gap = float((out.double() - expected).norm() / expected.norm())
             if not gap < 4e-3:
-                sys.exit(f"round {turn}: layer {layer}: error {gap}")
+                empty = int((out == 0).all(1).sum())
+                norms = f"norm {float(out.double().norm()):.3g} for {float(expected.norm()):.3g}"
+                sys.exit(f"round {turn}: layer {layer}: error {gap}, {empty} of {rows} rows are zeros, {norms}")
         print(f"ok {turn}", flush=True)
         turn += 1
 

@@ -56,14 +56,3 @@ def random_batch(rig, rows, seed, kind="random"):
     elif kind == "none":
         batch.ids.fill_(-1)
     return Batch(batch.x, batch.ids, batch.weights, batch.out)
-
-
-def poison(rig, nan):
-    """NaN into the rows of both windows; ``nan`` holds as many values as a window."""
-    from ffn_faas.connectors.m2n_window import combine_layout, dispatch_layout
-
-    for arena, offset in (
-        (rig._dispatch, dispatch_layout(rig.geometry).hidden),
-        (rig._combine, combine_layout(rig.geometry).partial),
-    ):
-        rig.library.call("copy", arena + offset, nan.data_ptr(), nan.numel() * 2)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,12 +25,25 @@ def start(*arguments, **options):
     return subprocess.Popen([sys.executable, "-u", *arguments], text=True, stdout=subprocess.PIPE, **options)
 
 
-def status():
+def serve(model, *flags, device="0", port=PORT, **options):
+    fixed = ["--load-format", "dummy", "--backend", "gpu-deepep-m2n", "--device-ids", device, "--port", str(port)]
+    return start("-m", "ffn_faas", "serve", str(model), *fixed, *flags, **options)
+
+
+def status(port=PORT):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=2) as answer:
             return answer.status
     except (urllib.error.URLError, OSError):
         return 0
+
+
+def wait_until_ready(*processes, port=PORT):
+    deadline = time.monotonic() + 60
+    while status(port) != 200:
+        assert [process.poll() for process in processes] == [None] * len(processes)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @dataclass
@@ -41,24 +55,24 @@ class Daemon:
     process: subprocess.Popen | None = None
 
     def start(self):
-        flags = ["--load-format", "dummy", "--backend", "gpu-deepep-m2n", "--device-ids", "0", "--port", str(PORT)]
-        self.process = start("-m", "ffn_faas", "serve", str(self.model), *flags, *self.flags)
-        deadline = time.monotonic() + 60
-        while status() != 200:
-            assert self.process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        self.process = serve(self.model, *self.flags)
+        wait_until_ready(self.process)
 
     def kill(self):
         self.process.kill()
         self.process.wait()
 
 
+@pytest.fixture
+def model(tmp_path):
+    tiny = TinyModel(hidden=256, inter=128, experts=8, top_k=2, layers=3)
+    (tmp_path / "config.json").write_text(json.dumps(tiny.config()))
+    return tmp_path
+
+
 @pytest.fixture(params=["graph", "eager"])
-def daemon(tmp_path, request):
-    model = TinyModel(hidden=256, inter=128, experts=8, top_k=2, layers=3)
-    (tmp_path / "config.json").write_text(json.dumps(model.config()))
-    made = Daemon(tmp_path, ["--enforce-eager"] if request.param == "eager" else [])
+def daemon(model, request):
+    made = Daemon(model, ["--enforce-eager"] if request.param == "eager" else [])
     made.start()
     yield made
     made.process.send_signal(signal.SIGTERM)
@@ -66,16 +80,25 @@ def daemon(tmp_path, request):
 
 
 def attention(daemon, instance, rows, *more):
-    arguments = str(daemon.model), f"127.0.0.1:{PORT}", "1", instance, str(rows), *more
+    return attention_on("1", daemon.model, instance, rows, *more)
+
+
+def attention_on(gpu, model, instance, rows, *more):
+    arguments = str(model), f"127.0.0.1:{PORT}", gpu, instance, str(rows), *more
     return start("-m", "tests.gpu.attention_process", *arguments, stderr=subprocess.PIPE)
 
 
 def rounds(process, count):
-    for _ in range(count):
-        line = process.stdout.readline()
-        if not line.startswith("ok "):
-            process.kill()
-            raise AssertionError(line + process.stdout.read() + process.stderr.read())
+    limit = threading.Timer(100.0, process.kill)
+    limit.start()
+    try:
+        for _ in range(count):
+            line = process.stdout.readline()
+            if not line.startswith("ok "):
+                process.kill()
+                raise AssertionError(line + process.stdout.read() + process.stderr.read())
+    finally:
+        limit.cancel()
 
 
 def test_attention_processes_come_die_and_come_again_while_others_are_served(daemon):
@@ -140,3 +163,81 @@ def test_f_killed_for_good_ends_attention_with_the_reason_and_no_result(daemon, 
     assert "is lost" in log
     assert "error" not in out
     daemon.start()
+
+
+class World:
+    """F ranks on the GPUs named, all from one command line as torchrun starts them."""
+
+    def __init__(self, model, devices, *flags):
+        self.model, self.devices, self.flags, self.ranks = model, devices, flags, []
+
+    def start(self, **masks):
+        size = str(self.devices.count(",") + 1)
+        world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", **masks}
+        self.ranks = [
+            serve(
+                self.model,
+                *self.flags,
+                device=self.devices,
+                env=os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(int(size))
+        ]
+        return self
+
+    def end(self):
+        for rank in self.ranks:
+            rank.send_signal(signal.SIGTERM)
+        return [(rank.communicate(timeout=40)[0], rank.returncode)[1] for rank in self.ranks]
+
+
+@pytest.mark.parametrize(
+    ("devices", "flags"), [("0,0", []), ("0,1", []), ("0,1", ["--enforce-eager"])], ids=["one GPU", "two", "eager"]
+)
+def test_two_f_ranks_serve_one_attention_and_come_back_after_one_of_them_was_killed(model, devices, flags):
+    """Processes that share a GPU take turns: rank 1 on Attention's own. Every result is compared with float64."""
+    world = World(model, devices, "--share-device", *flags).start()
+    wait_until_ready(*world.ranks)
+    captured = attention(world, "captured", 40, "graph", "60")
+    eager = attention(world, "eager", 64, "eager", "60")
+    for process in (captured, eager):
+        rounds(process, 10)
+    world.ranks[1].kill()
+    log, _ = world.ranks[0].communicate(timeout=20)
+    assert world.ranks[0].returncode == 4, log
+    world.start()
+    wait_until_ready(*world.ranks)
+    for process in (captured, eager):
+        rounds(process, 10)
+        process.kill()
+        process.wait()
+    assert world.end() == [0, 0]
+
+
+def test_one_gpu_for_two_ranks_or_for_both_sides_is_refused_by_its_uuid_unless_sharing_was_asked_for(model):
+    world = World(model, "0,1").start(CUDA_VISIBLE_DEVICES="0")  # each rank sees one GPU, and it is the same
+    ends = [(rank.communicate(timeout=60)[0], rank.returncode) for rank in world.ranks]
+    assert any("already serves another F rank of this host" in log and code == 6 for log, code in ends), ends
+    assert all(code in (4, 6) for _, code in ends), ends
+    daemon = serve(model)
+    wait_until_ready(daemon)
+    second = serve(model, port=PORT + 10, stderr=subprocess.STDOUT)
+    log, _ = second.communicate(timeout=60)
+    assert second.returncode == 6, log
+    assert "already serves another F rank of this host" in log
+    refused = attention_on("0", model, "beside", 8)
+    _, log = refused.communicate(timeout=60)
+    assert refused.returncode != 0
+    assert "Attention and F are on one GPU" in log
+    assert "--share-device" in log
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(timeout=30) == 0
+    daemon = serve(model, "--share-device")
+    wait_until_ready(daemon)
+    beside = attention_on("0", model, "beside", 8)
+    rounds(beside, 5)
+    beside.kill()
+    beside.wait()
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(timeout=30) == 0

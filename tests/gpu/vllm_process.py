@@ -71,6 +71,9 @@ def tokens(llm, prompts, length, count, vocabulary):
                 "logprobs": [
                     step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)
                 ],
+                "alternatives": [
+                    {str(other): seen.logprob for other, seen in step.items()} for step in answer.logprobs
+                ],
                 "prompt_logprobs": [
                     seen[token].logprob
                     for seen, token in zip(output.prompt_logprobs[1:], request["prompt_token_ids"][1:], strict=True)

@@ -25,6 +25,8 @@ class ExpertKernel(ABC):
     """
 
     name: str
+    on_host = True
+    """Whether the resident weights take this host's memory, which is then asked for before any is taken."""
 
     def __init__(self, spec: MoESpec) -> None:
         self.spec = spec
