@@ -13,7 +13,7 @@ from ffn_faas.connectors.m2n_library import KEPT_TIMES
 from tests import traces
 from tests.gpu import rigs
 from tests.gpu.conftest import DEVICES
-from tests.gpu.test_processes import PORT, attention, daemon, rounds  # noqa: F401 - a fixture
+from tests.gpu.test_processes import PORT, attention, daemon, model, rounds  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.gpu
 SHAPE = LayerShape(256, 128, 8, 2, 3)
