@@ -152,13 +152,12 @@ FFN_M2N_API int ffn_m2n_attention_status(void* attention, int32_t stage, uint32_
 /* Device memory that the kernels write: times of the last posts of a stage. */
 FFN_M2N_API int ffn_m2n_attention_times(void* attention, int32_t stage, const ffn_m2n_posts** device_posts);
 
-/* Looks at a device beside whatever waits or is captured on it: nothing here waits for another stream. Made before
-   kernels wait; then of any thread, one at a time. */
+/* Looks at a device beside whatever waits or is captured on it: what takes longer than a tenth of a second fails. Made
+   before kernels wait; then of any thread, one at a time. */
 FFN_M2N_API int ffn_m2n_observer_create(void** observer);
 FFN_M2N_API int ffn_m2n_observer_destroy(void* observer);
 FFN_M2N_API int ffn_m2n_observer_copy(void* observer, void* host, const void* device_memory, uint64_t nbytes);
-/* globaltimer and CLOCK_MONOTONIC at one moment, and how far apart those moments may be. Fails when the device has no
-   room for a kernel of one thread for a tenth of a second. */
+/* globaltimer and CLOCK_MONOTONIC at one moment, and how far apart those moments may be. */
 FFN_M2N_API int ffn_m2n_observer_clock(void* observer, uint64_t* device_ns, int64_t* host_ns, int64_t* error_ns);
 
 /* Reads nbytes with all multiprocessors (a ceiling to compare with). */

@@ -65,7 +65,7 @@ class DeviceArray {
 template <typename T>
 class PinnedArray {
  public:
-  explicit PinnedArray(size_t count) {
+  explicit PinnedArray(size_t count) : size_(count) {
     check(cudaHostAlloc(&host_, count * sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
     for (size_t i = 0; i < count; ++i) host_[i] = T{};
     check(cudaHostGetDevicePointer(&device_, host_, 0), "cudaHostGetDevicePointer");
@@ -75,8 +75,10 @@ class PinnedArray {
   ~PinnedArray() { (void)cudaFreeHost(host_); }
   T* host() const { return host_; }
   T* device() const { return device_; }
+  size_t size() const { return size_; }
 
  private:
+  size_t size_;
   T* host_ = nullptr;
   T* device_ = nullptr;
 };

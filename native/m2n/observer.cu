@@ -2,8 +2,8 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
-#include <memory>
 
 #include "m2n/api.h"
 #include "m2n/host.hpp"
@@ -58,24 +58,29 @@ class BesideCaptures {
 
 class Observer {
  public:
-  Observer() {
+  Observer() : staging_(std::max(sizeof(ffn_m2n_items), sizeof(ffn_m2n_posts))) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     // Its kernel is loaded now: later that could wait for a kernel that polls.
-    uint64_t device;
-    int64_t host, error;
-    clock(&device, &host, &error);
+    exchange_.host()->asked = kOver;
+    read_clock<<<1, 1, 0, stream_>>>(exchange_.device());
+    check(cudaGetLastError(), "read_clock");
+    check(cudaStreamSynchronize(stream_), "read_clock");
   }
   ~Observer() { (void)cudaStreamDestroy(stream_); }
 
   void copy(void* host, const void* device_memory, uint64_t nbytes) {
+    if (nbytes > staging_.size()) throw std::invalid_argument("no ring is so large");
     const BesideCaptures beside;
-    check(cudaMemcpyAsync(host, device_memory, nbytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    finish();
+    check(cudaMemcpyAsync(staging_.host(), device_memory, nbytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+    finish();
+    std::memcpy(host, staging_.host(), nbytes);
   }
 
   // The reading with the least time between the host's two looks: the device read its clock in between.
   void clock(uint64_t* device, int64_t* host, int64_t* error) {
     const BesideCaptures beside;
+    finish();
     Exchange& exchange = *exchange_.host();
     exchange.asked = exchange.answered = 0;
     read_clock<<<1, 1, 0, stream_>>>(exchange_.device());
@@ -97,12 +102,26 @@ class Observer {
       }
     }
     exchange.asked = kOver;
-    check(cudaStreamSynchronize(stream_), "read_clock");
+    finish();
     if (least == std::numeric_limits<int64_t>::max()) throw std::runtime_error("the device's clock could not be read");
     *error = least / 2 + 1;
   }
 
  private:
+  // Streams may share a queue of the device, and then this one stands behind a kernel that waits: the caller is needed
+  // elsewhere before that has ended. What is left in flight is waited for by the next call.
+  void finish() {
+    const int64_t limit = host_ns() + kPatienceNs;
+    for (;;) {
+      const cudaError_t error = cudaStreamQuery(stream_);
+      if (error == cudaSuccess) return;
+      if (error != cudaErrorNotReady) check(error, "observing the device");
+      (void)cudaGetLastError();
+      if (host_ns() > limit) throw std::runtime_error("the device is too busy to be observed");
+    }
+  }
+
+  PinnedArray<uint8_t> staging_;
   PinnedValue<Exchange> exchange_;
   cudaStream_t stream_ = nullptr;
 };

@@ -11,7 +11,7 @@ import pytest
 from ffn_faas.attention.attempt import DataPlane
 from ffn_faas.attention.session import AttentionSession
 from ffn_faas.connectors.base import WindowGeometry, WindowOffer
-from ffn_faas.errors import HandshakeRefused, SessionLost
+from ffn_faas.errors import HandshakeRefused, ResourceError, SessionLost
 from ffn_faas.protocol.messages import (
     Attach,
     Attached,
@@ -234,6 +234,32 @@ def test_f_that_asks_for_times_of_posts_gets_what_the_client_kept(kept: list[tup
     assert asked == ([] if kept is None else [3])
     assert profiled.spans == (kept or [])
     assert abs(profiled.clock_offset_ns + time.monotonic_ns() - time.time_ns()) < 10**9
+
+
+def test_a_device_that_does_not_answer_costs_the_times_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    addresses: list[str] = []
+    answers: list[Any] = []
+    answered = threading.Event()
+
+    def then(peer: Peer) -> None:
+        peer.say(Profile(posts=3), Profile(posts=0))
+        answers.append(peer.hear())
+        answered.set()
+        peer.listen_to_the_end()
+
+    def broken(*_: int) -> list[Any]:
+        raise ResourceError("GPU: observer: the context has ended")
+
+    with fake_f(serving(addresses, 0, then)) as found:
+        addresses += found
+        session = session_to(addresses[0])
+        session.attach(5.0)
+        session.client.record = session.client.take_spans = broken  # type: ignore[union-attr]
+        session.declare_layers(NAMES)
+        assert answered.wait(5.0)
+        session.close()
+    assert answers[0].spans == []
+    assert sum("Times of posts are not to be had: GPU: observer" in record.message for record in caplog.records) == 2
 
 
 def test_an_end_by_f_carries_its_reason() -> None:

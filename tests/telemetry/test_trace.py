@@ -76,3 +76,10 @@ def test_the_clock_offset_leads_to_the_time_of_day():
     before = time.time_ns()
     now = time.monotonic_ns() + clock_offset_ns()
     assert before - 10**6 < now < time.time_ns() + 10**6
+
+
+def test_how_far_off_a_devices_clock_may_be_is_told_and_survives_merging():
+    sure = trace.build([FProcess(0, 2, 0, [STEP])], [])
+    unsure = trace.build([FProcess(1, 2, 0, [STEP], clock_error_ns=900)], [])
+    assert "clock_error_ns" not in sure["otherData"]
+    assert trace.merge([sure, unsure])["otherData"]["clock_error_ns"] == {"F rank 1 of 2": "900"}
