@@ -54,16 +54,16 @@ __global__ void __launch_bounds__(kThreads)
       state->lanes[part.lane].expected = part.flag + 1;
     }
     if (threadIdx.x == 0) {
-      ServiceCounters& counters = state->counters;
+      // All loads before the first store, which might alias them: one latency instead of one after the other.
+      const ServiceCounters counters = state->counters;
       const uint64_t computed = *reinterpret_cast<volatile uint64_t*>(&state->item.computed_ns);
-      report->compute_ns = counters.compute_ns += computed - item.taken_ns;
-      const uint64_t sent = nanoseconds();
-      report->send_ns = counters.send_ns += sent - computed;
-      report->completed = counters.completed += item.parts;
-      const uint64_t number = counters.items;
-      state->times.entry(number) = {number,     item.taken_ns, item.sorted_ns, computed, sent,
-                                    item.layer, item.rows,     item.parts,     0};
-      state->times.ended = number;
+      const ItemTimes times = {counters.items, item.taken_ns, item.sorted_ns, computed, nanoseconds(),
+                               item.layer,     item.rows,     item.parts,     0};
+      report->compute_ns = state->counters.compute_ns = counters.compute_ns + computed - times.taken;
+      report->send_ns = state->counters.send_ns = counters.send_ns + times.sent - computed;
+      report->completed = state->counters.completed = counters.completed + times.parts;
+      state->times.entry(times.number) = times;
+      state->times.ended = times.number;
     }
   }
 }
