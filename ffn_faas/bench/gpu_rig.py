@@ -82,10 +82,11 @@ class Batch:
 
 
 class Rig:
-    """Windows between the two devices, F's service and A's half, for one capacity."""
+    """Windows between the two devices, F's service and A's half, for one capacity. Keeps the weights alive."""
 
     def __init__(self, library: Library, shape: LayerShape, weights: Weights, rows: int, f: int, a: int) -> None:
         self.library, self.shape, self.f, self.a = library, shape, f, a
+        self._weights = weights
         if f != a:
             library.call("enable_peer", f, a)
             library.call("enable_peer", a, f)

@@ -54,6 +54,7 @@ def test_few_posts_of_two_ranks_in_lockstep_are_merged_and_right(library, pair):
     rig, weights = rigs.make(library, shape, 10)
     stream = torch.cuda.Stream()
     run = Lockstep(rig, 2, 5)
+    torch.cuda.synchronize()
     for layer in range(2):
         for lane in range(2):
             run.post(lane, *run.posts[lane][layer], stream.cuda_stream)
