@@ -9,6 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from pydantic import BaseModel
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -19,6 +21,19 @@ WITHOUT = "the token is missing or wrong (Authorization: Bearer ...); give this 
 BROWSER = "requests of web pages (with an Origin header) are not served without a token"
 
 log = logging.getLogger(__name__)
+
+
+class Refusal(BaseModel):
+    """Why a request was not served."""
+
+    reason: str
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Refusal, "description": "F has a token, and the request does not show it"},
+    403: {"model": Refusal, "description": "F has no token, and a web page asks"},
+}
+"""What ``TokenGuard`` answers, for the schema of the routes that it guards."""
 
 
 class TokenGuard:

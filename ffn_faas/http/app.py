@@ -6,7 +6,7 @@ from fastapi import FastAPI, Response, WebSocket
 
 from ffn_faas import __version__
 from ffn_faas.http import frames
-from ffn_faas.http.access import TokenGuard
+from ffn_faas.http.access import REFUSALS, TokenGuard
 from ffn_faas.http.attach import serve_attention
 from ffn_faas.http.page import page_routes
 from ffn_faas.http.profile import profile_routes
@@ -64,7 +64,7 @@ def create_app(state: ServiceState) -> FastAPI:
         """Prometheus text; docs/operations.md lists the names."""
         return Response(exposition(state), media_type=METRICS_TYPE)
 
-    @app.post("/stop", status_code=202)
+    @app.post("/stop", status_code=202, responses=REFUSALS)
     async def stop() -> StopReport:
         """Stop the whole F world, by the same path as SIGTERM. Idempotent."""
         state.stop.request("POST /stop")

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ffn_faas.errors import FfnError
+from ffn_faas.http.access import REFUSALS, Refusal
 from ffn_faas.service import profiler
 from ffn_faas.service.state import ServiceState
 from ffn_faas.telemetry.spans import MOST
@@ -31,17 +32,11 @@ class ProfileOrder(BaseModel):
     """Also the posts of the Attention ranks that are attached; of several F ranks ask one for them."""
 
 
-class Declined(BaseModel):
-    """Why there is no trace."""
-
-    reason: str
-
-
 def profile_routes(state: ServiceState) -> APIRouter:
     """The route; one capture at a time."""
     router = APIRouter()
 
-    @router.post("/profile", responses={code: {"model": Declined} for code in (400, 503)})
+    @router.post("/profile", responses=REFUSALS | {code: {"model": Refusal} for code in (400, 503)})
     async def profile(order: Annotated[ProfileOrder | None, Body()] = None) -> Response:
         """Capture and answer a Chrome trace; save it and open it at ui.perfetto.dev."""
         order = order or ProfileOrder()

@@ -88,5 +88,5 @@ def test_openapi_describes_every_probe_with_its_503_and_its_aliases(service):
     assert set(paths) == {*probes, "/status", "/metrics", "/stop", "/node", "/profile"}
     for path in probes:
         assert set(paths[path]["get"]["responses"]) == {"200", "503"}
-    assert set(paths["/stop"]["post"]["responses"]) == {"202"}
+    assert set(paths["/stop"]["post"]["responses"]) == {"202", "401", "403"}
     assert paths["/status"]["get"]["parameters"][0]["name"] == "experts"
