@@ -24,7 +24,9 @@ async def serve_member(socket: WebSocket, hub: WorldHub) -> None:
     disagreement = hub.refusal(join)
     if disagreement is not None:
         await frames.refuse(socket, str(disagreement))
-        hub.stop.request(str(disagreement), disagreement)
+        # A launch that disagrees fails as a whole; a world that is complete has nothing to do with who comes later.
+        if not hub.formed.is_set():
+            hub.stop.request(str(disagreement), disagreement)
         return
     outgoing: Mailbox[Message] = Mailbox()
     incoming: Mailbox[AnyMessage | None] = Mailbox()

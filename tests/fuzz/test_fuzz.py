@@ -33,9 +33,11 @@ def test_sessions_that_come_and_go_leave_nothing(over: str, cycles: int, items: 
 def test_every_kept_message_is_answered_or_refused(service) -> None:
     service.to_ready()
     for name, text in messages.corpus().items():
-        with service.socket() as peer:
+        with service.socket() as peer, service.socket("/v1/world") as rank:
             peer.send(text)
             assert receive(peer, "granted", "refused")["type"] == ("granted" if name == "attach" else "refused"), name
+            rank.send(text)
+            assert receive(rank, "refused")["type"] == "refused", name
     assert service.get("/ready").status_code == 200
 
 

@@ -77,6 +77,18 @@ def test_two_processes_with_one_rank_fail_the_launch(hub, member):
         member(1).form()
 
 
+@pytest.mark.parametrize(("rank", "settings"), [(1, {"dtype": "float16"}), (1, {}), (2, {})])
+def test_who_comes_to_a_complete_world_is_refused_and_the_world_goes_on(hub, member, rank, settings):
+    one, two = member(1), member(2)
+    one.form()
+    stranger = member(rank, **settings)
+    with pytest.raises(LaunchDisagreement):
+        stranger.form()
+    assert not (hub.state.stop or one.stop or two.stop)
+    two.lifecycle.advance(Phase.LOADING)
+    wait_until(lambda: one.phases[2] == "loading")
+
+
 def test_a_rank_that_never_comes_is_named(hub):
     service = Service(World(rank=0, size=2, local_size=2))
     try:
