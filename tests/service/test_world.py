@@ -84,7 +84,7 @@ def test_who_comes_to_a_complete_world_is_refused_and_the_world_goes_on(hub, mem
     stranger = member(rank, **settings)
     with pytest.raises(LaunchDisagreement):
         stranger.form()
-    assert not (hub.state.stop or one.stop or two.stop)
+    assert not any(view.stop for view in (hub.state, one, two))
     two.lifecycle.advance(Phase.LOADING)
     wait_until(lambda: one.phases[2] == "loading")
 
