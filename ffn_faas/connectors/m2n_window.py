@@ -14,9 +14,10 @@ opens a whole allocation); the peer gets handle, offset and length. All offsets 
         flag     u64
         partial  bf16 [capacity, hidden_size]  one row for each row of the post, in its order
 
-Flags are stored with st.release.sys and read with ld.acquire.sys, compared for equality; sequences start at 1. Every F
-rank gets and answers every post, also one of 0 rows. A row goes once to each F rank that owns one of its experts, in
-any order; A remembers which. A writes the next post of a stage only after it summed the answers of all F ranks.
+Flags are stored with st.release.sys (or behind fence.acq_rel.sys) and read with ld.acquire.sys, compared for equality;
+sequences start at 1, the epoch is that which the window's F rank has granted. Every F rank gets and answers every post,
+also one of 0 rows. A row goes once to each F rank that owns one of its experts, in any order; A remembers which. A
+writes the next post of a stage only after it summed the answers of all F ranks.
 """
 
 from __future__ import annotations
