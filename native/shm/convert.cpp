@@ -2,8 +2,9 @@
 
 #include <cstring>
 
-// The build is for any x86-64; these loops are compiled twice and the CPU chooses when the module is loaded.
-#if defined(__x86_64__) && defined(__GLIBC__)
+// The build is for any x86-64; these loops are compiled twice and the CPU chooses when the module is loaded. That is
+// before ThreadSanitizer can be called, which the compiler lets the choice do.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define FFN_WIDE __attribute__((target_clones("avx2", "default")))
 #else
 #define FFN_WIDE

@@ -35,7 +35,7 @@ OPTIONS = {
     # Of leaks the interpreter has its own; the long runs count descriptors, mappings and memory instead.
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": f"halt_on_error=1:suppressions={Path(__file__).with_name('tsan.supp')}",
+    "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}",
 }
 
 
