@@ -16,7 +16,7 @@ from tests.service.daemon import model_dir
 from tests.service.slow_link import SlowLink
 
 ROOT = Path(__file__).parents[2]
-F_ADDRESS, A_ADDRESS = "10.231.77.1", "10.231.77.2"
+F_ADDRESS, A_ADDRESS, NOBODY = "10.231.77.1", "10.231.77.2", "10.231.77.9"
 TOKEN = "of-the-networks-test"
 
 
@@ -89,7 +89,7 @@ class Network:
 class Process:
     """A process in a namespace; ``line`` reads what it says."""
 
-    def __init__(self, namespace: str, *command: object) -> None:
+    def __init__(self, namespace: str, *command: object, environment: dict[str, str] | None = None) -> None:
         clean = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
         self.popen = subprocess.Popen(
             ["ip", "netns", "exec", namespace, sys.executable, "-m", *map(str, command)],
@@ -98,7 +98,7 @@ class Process:
             stdin=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=clean | {"FFN_FAAS_TOKEN": TOKEN},
+            env=clean | {"FFN_FAAS_TOKEN": TOKEN} | (environment or {}),
         )
 
     def line(self, containing: str) -> str:
@@ -136,9 +136,9 @@ def start(network: Network, tmp_path: Path):
         running.append(process)
         return process
 
-    def f() -> Process:
-        flags = ("--load-format", "dummy", "--host", F_ADDRESS, "--port", 8100)
-        return keep(Process(network.f, "ffn_faas", "serve", model, *flags))
+    def f(*more: str, **environment: str) -> Process:
+        flags = ("--load-format", "dummy", "--host", F_ADDRESS, "--port", 8100, *more)
+        return keep(Process(network.f, "ffn_faas", "serve", model, *flags, environment=environment))
 
     def a(**options: object) -> Process:
         arguments = {"model": str(model), "address": f"{F_ADDRESS}:8100", **options}
@@ -214,7 +214,19 @@ def test_a_peer_that_has_forgotten_its_connections_is_noticed_and_its_successor_
 
 
 def test_an_address_that_nobody_has_is_named(start) -> None:
-    a = start.a(address="10.231.77.9:8100", patience=3)
+    a = start.a(address=f"{NOBODY}:8100", patience=3)
     said = a.line("SessionLost:")
-    assert "F rank 0 at 10.231.77.9:8100 did not answer within 3 s" in said
+    assert f"F rank 0 at {NOBODY}:8100 did not answer within 3 s" in said
     assert a.popen.wait(30) == 1
+
+
+def test_an_f_rank_that_advertises_an_address_that_nobody_has_is_named(start) -> None:
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": F_ADDRESS}
+    ranks = [
+        start.f("--advertise-address", advertised, RANK=rank, LOCAL_RANK=rank, **world)
+        for rank, advertised in (("0", F_ADDRESS), ("1", NOBODY))
+    ]
+    for rank in ranks:
+        rank.line("READY after")
+    said = start.a(patience=5).line("SessionLost:")
+    assert f"F rank 1 at {NOBODY}:8101 did not answer within" in said
