@@ -61,7 +61,11 @@ class PushAttention:
             COMM_ID,
             shape.max_num_batched_tokens,
             x.shape[0],
-            *member.sizes,
+            shape.hidden_size,
+            shape.top_k,
+            *member.ranks,
+            member.world_rank,
+            shape.world_size,
             layer,
             shape.tensor_parallel,
             int(shape.dynamic_quant),
@@ -74,7 +78,7 @@ class PushAttention:
         if not self._in_flight[stage]:
             raise SessionLost(f"stage {stage} combines without a dispatch in flight")
         routing = self._in_flight[stage][0]
-        member = self._member
+        member, shape = self._member, self._member.shape
         combined: torch.Tensor = member.ops.combine_recv(
             member.anchor,
             routing.expert_ids,
@@ -82,7 +86,11 @@ class PushAttention:
             member.comm_args,
             COMM_ID,
             routing.expert_ids.shape[0],
-            *member.sizes,
+            shape.hidden_size,
+            shape.top_k,
+            *member.ranks,
+            member.world_rank,
+            shape.world_size,
             member.group,
         )
         self._in_flight[stage].popleft()
@@ -122,7 +130,11 @@ class PushFfn:
             member.comm_args,
             COMM_ID,
             shape.max_num_batched_tokens,
-            *member.sizes,
+            shape.hidden_size,
+            shape.top_k,
+            *member.ranks,
+            member.world_rank,
+            shape.world_size,
             shape.tensor_parallel,
             int(shape.dynamic_quant),
             member.group,
@@ -145,7 +157,11 @@ class PushFfn:
             received.batch_info,
             COMM_ID,
             shape.max_num_batched_tokens,
-            *member.sizes,
+            shape.hidden_size,
+            shape.top_k,
+            *member.ranks,
+            member.world_rank,
+            shape.world_size,
             shape.tensor_parallel,
             member.group,
         )

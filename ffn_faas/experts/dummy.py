@@ -30,7 +30,8 @@ class DummyWeights:
 
     @property
     def values(self) -> np.ndarray:
-        """1-D, in the spec's dtype (bfloat16 as its bits): a matrix holds those from ``start`` on, again and again."""
+        """All there are, in the spec's dtype (bfloat16 as its bits); a matrix holds those from ``start`` on, again and
+        again."""
         return self._values
 
     def start(self, layer: int, expert: int, matrix: int) -> int:

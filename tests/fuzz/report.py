@@ -38,11 +38,11 @@ class Held:
             f"window mappings {before.mappings} -> {self.mappings}, resident memory {megabytes:+.1f} MiB"
         )
 
-    def leaks(self, before: Held) -> bool:
+    def leaks(self, before: Held, spare_threads: int = 1) -> bool:
         """Descriptors and mappings are exact; memory may settle, but not by more than 64 MiB."""
         return (
             self.descriptors > before.descriptors
             or self.mappings > before.mappings
-            or self.threads > before.threads + 1
+            or self.threads > before.threads + spare_threads
             or self.resident_bytes > before.resident_bytes + (64 << 20)
         )
