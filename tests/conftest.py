@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -36,6 +37,9 @@ def pytest_configure() -> None:
 
     And one thread: two that share a core wait for each other by spinning, in every operation.
     """
+    # A shell's background job ignores Ctrl-C, and so would everything that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     cores = sorted(os.sched_getaffinity(0))
     if worker and len(cores) > 1:

@@ -265,7 +265,10 @@ def test_a_device_that_does_not_answer_costs_the_times_and_nothing_else(caplog: 
 def test_an_end_by_f_carries_its_reason() -> None:
     addresses: list[str] = []
 
+    declared = threading.Event()
+
     def then(peer: Peer) -> None:
+        declared.wait(5.0)
         peer.say(Ended(reason="F is stopping: POST /stop"))
 
     with fake_f(serving(addresses, 0, then)) as found:
@@ -273,6 +276,7 @@ def test_an_end_by_f_carries_its_reason() -> None:
         session = session_to(addresses[0])
         session.attach(5.0)
         session.declare_layers(NAMES)
+        declared.set()
         client = session.client
         assert isinstance(client, FakeClient)
         assert client.failed.wait(2.0)
