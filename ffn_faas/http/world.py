@@ -8,7 +8,7 @@ from fastapi import WebSocket
 
 from ffn_faas.http import frames
 from ffn_faas.http.mailbox import Mailbox
-from ffn_faas.protocol.messages import AnyMessage, Message, WorldJoin, WorldPhase, WorldStop
+from ffn_faas.protocol.messages import AnyMessage, Message, WorldDrained, WorldJoin, WorldPhase, WorldStop
 from ffn_faas.service.world import WorldHub
 
 
@@ -37,7 +37,7 @@ async def serve_member(socket: WebSocket, hub: WorldHub) -> None:
     ]
     try:
         while (message := await incoming.get()) is not None:
-            if isinstance(message, WorldPhase | WorldStop):
+            if isinstance(message, WorldPhase | WorldStop | WorldDrained):
                 hub.heard(join.rank, message)
     finally:
         for task in tasks:

@@ -261,6 +261,12 @@ class WorldStop(Message):
     lost: bool = False
 
 
+class WorldDrained(Message):
+    """While the world stops. F rank k to F rank 0: nothing is in flight here; F rank 0 to all: nowhere is anything."""
+
+    type: Literal["world_drained"] = "world_drained"
+
+
 AnyMessage = Annotated[
     Attach
     | Granted
@@ -280,7 +286,8 @@ AnyMessage = Annotated[
     | WorldWelcome
     | WorldPhase
     | WorldPhases
-    | WorldStop,
+    | WorldStop
+    | WorldDrained,
     Field(discriminator="type"),
 ]
 

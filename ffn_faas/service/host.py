@@ -248,7 +248,7 @@ def _stop(state: ServiceState, backend: FFNBackend) -> None:
         timeout_s = min(timeout_s, state.stop.limit_s / 2)
     log.info("stopping: %s", reason)
     state.lifecycle.drain(reason)  # whoever asked for the stop does so too, and may not have come to it yet
-    drain(backend, state.sessions, reason, timeout_s)
+    drain(backend, state.world, state.sessions, state.stop, timeout_s)
     state.world.await_others(max(1.0, began + timeout_s - time.monotonic()))
     state.stop.raise_unless_asked_for()
     state.lifecycle.advance(Phase.STOPPED, reason)

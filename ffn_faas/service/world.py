@@ -14,7 +14,15 @@ from collections.abc import Callable
 
 from ffn_faas.config import ServeConfig
 from ffn_faas.errors import LaunchDisagreement, WorldLost
-from ffn_faas.protocol.messages import Message, WorldJoin, WorldPhase, WorldPhases, WorldStop, WorldWelcome
+from ffn_faas.protocol.messages import (
+    Message,
+    WorldDrained,
+    WorldJoin,
+    WorldPhase,
+    WorldPhases,
+    WorldStop,
+    WorldWelcome,
+)
 from ffn_faas.service.lifecycle import Lifecycle, Phase
 from ffn_faas.service.stop import StopRequest
 
@@ -31,6 +39,8 @@ class WorldView(ABC):
         self.phases = [Phase.STARTING.value] * config.world.size
         self.addresses = [""] * config.world.size
         self.formed = threading.Event()
+        self.all_drained = threading.Event()
+        """No rank that still stops has a post in flight: sessions may end, for their posts have all been answered."""
         self.rendezvous_port = 0
         """Of the store on F rank 0 over which backends pair; 0 where none does."""
         lifecycle.on_change(self._own_phase_changed)
@@ -63,6 +73,10 @@ class WorldView(ABC):
         return
 
     @abstractmethod
+    def drained(self) -> None:
+        """The world stops and nothing is in flight on this rank: tell the others. Idempotent, never blocks."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the world. Idempotent."""
 
@@ -90,6 +104,7 @@ class WorldHub(WorldView):
         self._phase_lock = threading.Lock()
         self._members: dict[int, Send] = {}
         self._closed = False
+        self._drained: set[int] = set()
         super().__init__(config, lifecycle, stop)
         self.addresses[0] = own_address
         if config.world.size == 1:
@@ -120,13 +135,17 @@ class WorldHub(WorldView):
             self._tell_all(WorldWelcome(addresses=self.addresses, rendezvous_port=self.rendezvous_port))
             self.formed.set()
 
-    def heard(self, rank: int, message: WorldPhase | WorldStop) -> None:
-        """A member's phase, or its wish to stop the world."""
-        if isinstance(message, WorldPhase):
+    def heard(self, rank: int, message: WorldPhase | WorldStop | WorldDrained) -> None:
+        """A member's phase, its wish to stop the world, or that it has drained."""
+        if isinstance(message, WorldDrained):
+            self._has_drained(rank)
+        elif isinstance(message, WorldPhase):
             self.phases[rank] = message.phase
             if message.phase == Phase.FAILED.value:
                 self.lost(rank, message.reason)
             self._tell_all(WorldPhases(phases=self.phases))
+            if message.phase == Phase.STOPPED.value:
+                self._has_drained(rank)  # one that stops before it was ready has nothing to drain
         elif message.lost:
             self.lost(rank, message.reason)
         else:
@@ -142,6 +161,17 @@ class WorldHub(WorldView):
         self._members.pop(rank, None)
         text = f"F rank {rank} ({self.addresses[rank]}) was lost: {reason}"
         self.stop.request(text, WorldLost(text, remedy="look at that rank's log; the launcher restarts the world"))
+
+    def drained(self) -> None:
+        self._has_drained(0)
+
+    def _has_drained(self, rank: int) -> None:
+        with self._lock:
+            self._drained.add(rank)
+            complete = self._drained >= {0, *self._members}
+        if complete and not self.all_drained.is_set():
+            self.all_drained.set()
+            self._tell_all(WorldDrained())
 
     def await_others(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -16,6 +16,7 @@ from ffn_faas.errors import LaunchDisagreement, WorldLost
 from ffn_faas.protocol.messages import (
     Message,
     Refused,
+    WorldDrained,
     WorldJoin,
     WorldPhase,
     WorldPhases,
@@ -23,7 +24,7 @@ from ffn_faas.protocol.messages import (
     WorldWelcome,
     parse,
 )
-from ffn_faas.service.lifecycle import Lifecycle
+from ffn_faas.service.lifecycle import Lifecycle, Phase
 from ffn_faas.service.stop import StopRequest
 from ffn_faas.service.world import WorldView
 
@@ -44,6 +45,9 @@ class WorldMember(WorldView):
         super().__init__(config, lifecycle, stop)
         self._thread = threading.Thread(target=self._run, name="ffn-world", daemon=True)
         self._thread.start()
+
+    def drained(self) -> None:
+        self._send(WorldDrained())
 
     def close(self) -> None:
         self._closing = True
@@ -115,6 +119,10 @@ class WorldMember(WorldView):
             self.formed.set()
         elif isinstance(message, WorldPhases):
             self.phases = message.phases
+            if self.phases[0] == Phase.STOPPED.value:
+                self.all_drained.set()  # nobody is left who would say so
+        elif isinstance(message, WorldDrained):
+            self.all_drained.set()
         elif isinstance(message, WorldStop):
             error = WorldLost(message.reason, remedy="look at that rank's log") if message.lost else None
             self.stop.request(message.reason, error)

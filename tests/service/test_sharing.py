@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -90,3 +91,26 @@ def test_who_does_not_fit_is_refused_by_the_limits_name_and_the_other_goes_on(tm
             Player(world.port, world.model, "second", capacity=16).granted()
         first.step()
         first.close()
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_post_in_flight_is_answered_by_all_ranks_before_a_stop_ends_its_session(tmp_path, slow):
+    with GatedWorld(tmp_path, ranks=2) as world:
+        world.wait_phase("ready")
+        world.close("compute", slow)
+        player = Player(world.port, world.model, "in-flight").join()
+        player.dispatched()
+        world.wait_at("compute", slow)
+        world.client.post(f"http://127.0.0.1:{world.port}/stop")
+        world.wait_phase("draining")
+        # The other rank has nothing left to do, and time to make a mistake.
+        assert not any(has_ended(world, "in-flight", 1 - slow) for _ in range(40))
+        world.open("compute", slow)
+        player.answered()
+        assert [process.wait(30) for process in world.processes] == [0, 0]
+        player.close()
+
+
+def has_ended(world, instance, rank):
+    time.sleep(0.01)
+    return instance not in world.sessions(rank)

@@ -156,6 +156,34 @@ def test_ranks_that_finish_one_by_one_are_not_lost_and_f_rank_0_waits_for_the_la
     assert (hub.state.stop.error, one.stop.error, two.stop.error) == (None, None, None)
 
 
+def test_all_have_drained_when_the_last_rank_has_and_one_that_never_was_ready_is_not_waited_for(hub, member):
+    one, two = member(1), member(2)
+    for view in (one, two):
+        view.form()
+    two.lifecycle.advance(Phase.LOADING)
+    hub.state.stop.request("SIGTERM")
+    wait_until(lambda: one.stop and two.stop)
+    hub.state.world.drained()
+    two.lifecycle.advance(Phase.DRAINING)
+    two.lifecycle.advance(Phase.STOPPED)
+    wait_until(lambda: hub.state.world.phases[2] == "stopped")
+    assert not any(view.all_drained.is_set() for view in (hub.state.world, one, two))
+    one.drained()
+    for view in (hub.state.world, one, two):
+        wait_until(view.all_drained.is_set)
+
+
+def test_whoever_drains_when_f_rank_0_has_stopped_waits_for_nobody(hub, member):
+    one, two = member(1), member(2)
+    for view in (one, two):
+        view.form()
+    hub.state.stop.request("SIGTERM")
+    hub.state.lifecycle.advance(Phase.DRAINING)
+    hub.state.lifecycle.advance(Phase.STOPPED)
+    for view in (one, two):
+        wait_until(view.all_drained.is_set)
+
+
 class Slow(Lifecycle):
     """One thread, once it has read the phase, is held before it can pass it on."""
 
