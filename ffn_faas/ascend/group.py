@@ -46,9 +46,14 @@ class Member:
         return cls(ops, shape, world_rank, group, device, kind, anchor, comm_args)
 
     @property
-    def ranks(self) -> tuple[int, int, int]:
-        """What every operator takes after top-k: F ranks, A ranks, experts of an F rank."""
-        return self.shape.ffn_ranks, self.shape.attention_ranks, self.shape.experts_per_rank
+    def sizes(self) -> tuple[int, ...]:
+        """What every operator takes in a row.
+
+        Hidden size, top-k, F ranks, A ranks, experts of an F rank, this rank in the group, and the group's size.
+        """
+        shape = self.shape
+        of_ranks = shape.ffn_ranks, shape.attention_ranks, shape.experts_per_rank
+        return shape.hidden_size, shape.top_k, *of_ranks, self.world_rank, shape.world_size
 
 
 def open_store(host: str, port: int, listener_fd: int | None = None) -> Any:

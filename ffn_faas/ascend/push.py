@@ -61,11 +61,7 @@ class PushAttention:
             COMM_ID,
             shape.max_num_batched_tokens,
             x.shape[0],
-            shape.hidden_size,
-            shape.top_k,
-            *member.ranks,
-            member.world_rank,
-            shape.world_size,
+            *member.sizes,
             layer,
             shape.tensor_parallel,
             int(shape.dynamic_quant),
@@ -78,7 +74,7 @@ class PushAttention:
         if not self._in_flight[stage]:
             raise SessionLost(f"stage {stage} combines without a dispatch in flight")
         routing = self._in_flight[stage][0]
-        member, shape = self._member, self._member.shape
+        member = self._member
         combined: torch.Tensor = member.ops.combine_recv(
             member.anchor,
             routing.expert_ids,
@@ -86,11 +82,7 @@ class PushAttention:
             member.comm_args,
             COMM_ID,
             routing.expert_ids.shape[0],
-            shape.hidden_size,
-            shape.top_k,
-            *member.ranks,
-            member.world_rank,
-            shape.world_size,
+            *member.sizes,
             member.group,
         )
         self._in_flight[stage].popleft()
@@ -130,11 +122,7 @@ class PushFfn:
             member.comm_args,
             COMM_ID,
             shape.max_num_batched_tokens,
-            shape.hidden_size,
-            shape.top_k,
-            *member.ranks,
-            member.world_rank,
-            shape.world_size,
+            *member.sizes,
             shape.tensor_parallel,
             int(shape.dynamic_quant),
             member.group,
@@ -157,11 +145,7 @@ class PushFfn:
             received.batch_info,
             COMM_ID,
             shape.max_num_batched_tokens,
-            shape.hidden_size,
-            shape.top_k,
-            *member.ranks,
-            member.world_rank,
-            shape.world_size,
+            *member.sizes,
             shape.tensor_parallel,
             member.group,
         )

@@ -14,8 +14,8 @@ PATIENCE_S = 5.0
 def claim(uuid: str, *, share: bool, patience_s: float = PATIENCE_S) -> socket.socket | None:
     """An abstract Unix socket named after the GPU; held while this rank serves, gone however its process ends.
 
-    Waits for an F rank that is just ending. Raises ResourceError while another one of this host (network namespace)
-    has the GPU; with ``share`` (functional tests only) that is None instead.
+    Waits up to ``patience_s`` for an F rank that is just ending. Raises ResourceError while another one of this host
+    (network namespace) has the GPU; with ``share`` (functional tests only) that is None at once instead.
     """
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deadline = time.monotonic() + patience_s

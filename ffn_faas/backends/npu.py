@@ -23,6 +23,7 @@ from ffn_faas.ascend.settings import BACKEND, TWIN
 from ffn_faas.ascend.shape import DEFAULT_HCCL_BUFFER_MIB
 from ffn_faas.ascend.step import PushStep, farewell_layer, layer_numbers, slot_table
 from ffn_faas.ascend.times import StepTimes
+from ffn_faas.ascend.watched import run_watched
 from ffn_faas.backends.base import FFNBackend, Meeting, ProgressReport
 from ffn_faas.config import ServeConfig
 from ffn_faas.connectors.cam import TIMES_ELSEWHERE, CamConnector
@@ -146,8 +147,9 @@ class NpuBackend(FFNBackend):
         self._step = step = self._made_step(rank, name)
         startup.agree(None if eager else self._numbers[0])
         if not eager:
-            self._plan = plan.create(self._on().torch_device)
-            startup.warm_up(lambda: self._watched(lambda: self._transactions(step), startup, interrupt))
+            device = self._on()
+            self._plan = plan.create(device.torch_device)
+            startup.warm_up(lambda: run_watched(lambda: self._transactions(step), device, startup, interrupt))
 
     def capture(self) -> None:
         """Record the plan, start to receive, say so. Hook for CPU affinity: ``after_warm_up``."""
@@ -242,27 +244,6 @@ class NpuBackend(FFNBackend):
         member = group.Member.create(self._ops, self._shape, rank, name, device, self._spec.dtype)
         experts = LayeredExperts(self._ops, self._weights, Arithmetic(self._spec.dtype, self._spec.swiglu_limit))
         return PushStep(PushFfn(member), experts, slot_table(self._numbers, device), self._times)
-
-    def _watched(self, run: Callable[[], None], startup: FfnStartup, interrupt: Callable[[], None]) -> None:
-        """``run`` in a thread of its own: its receive has no end when Attention is lost, and then this raises."""
-        failures: list[BaseException] = []
-
-        def target() -> None:
-            try:
-                self._on().bind()
-                run()
-            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
-                failures.append(error)
-
-        thread = threading.Thread(target=target, name="ffn-warm-up", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(startup.poll_s)
-            if thread.is_alive():
-                interrupt()
-                startup.raise_if_failed()
-        for failure in failures:
-            raise failure
 
     def _transactions(self, step: PushStep) -> None:
         """One exchange of every group, by the very operators and shapes that are recorded afterwards."""

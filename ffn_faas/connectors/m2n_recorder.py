@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffn_faas.connectors.m2n_library import Items, Posts
 from ffn_faas.connectors.m2n_times import Reading, ToHost, host_clock, numbered, post_spans, step_spans
+from ffn_faas.errors import ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,11 +75,16 @@ class _Recorder:
     def _read_clock(self) -> Reading:
         device, host, error = ctypes.c_uint64(), ctypes.c_int64(), ctypes.c_int64()
         where = (ctypes.byref(value) for value in (device, host, error))
-        self._library.call("observer_clock", self._observer, *where)
+        self._observe("observer_clock", *where)
         return Reading(device.value, host.value, error.value)
 
     def _copy(self, target: Any, address: int) -> None:
-        self._library.call("observer_copy", self._observer, ctypes.byref(target), address, ctypes.sizeof(target))
+        self._observe("observer_copy", ctypes.byref(target), address, ctypes.sizeof(target))
+
+    def _observe(self, name: str, *arguments: Any) -> None:
+        if not self._observer:
+            raise ResourceError("times of the GPU are gone: this rank has closed it", remedy="profile before the stop")
+        self._library.call(name, self._observer, *arguments)
 
 
 class ItemRecorder(_Recorder):

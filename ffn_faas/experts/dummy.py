@@ -30,8 +30,7 @@ class DummyWeights:
 
     @property
     def values(self) -> np.ndarray:
-        """All there are, in the spec's dtype (bfloat16 as its bits); a matrix holds those from ``start`` on, again and
-        again."""
+        """1-D, in the spec's dtype (bfloat16 as its bits): a matrix holds those from ``start`` on, again and again."""
         return self._values
 
     def start(self, layer: int, expert: int, matrix: int) -> int:

@@ -111,7 +111,7 @@ class WorldHub(WorldView):
             self.formed.set()
 
     def refusal(self, join: WorldJoin) -> LaunchDisagreement | None:
-        """Why this rank cannot be part of the world; the whole launch is then wrong."""
+        """Why this rank cannot be part of the world; while that forms, the whole launch is then wrong."""
         ours = self.config.launch_settings()
         for name in sorted(ours.keys() | join.launch.keys()):
             if ours.get(name) != join.launch.get(name):

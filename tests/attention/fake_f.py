@@ -9,7 +9,21 @@ from contextlib import ExitStack, contextmanager
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from ffn_faas.protocol.messages import AnyMessage, Attach, Fingerprint, Granted, HostIdentity, Message, parse
+from ffn_faas.protocol.messages import (
+    AnyMessage,
+    Attach,
+    Attached,
+    Fingerprint,
+    Granted,
+    HostIdentity,
+    Layers,
+    LayersAccepted,
+    Message,
+    Progress,
+    Windows,
+    WindowsMapped,
+    parse,
+)
 
 FINGERPRINT = Fingerprint(
     architecture="Qwen3MoeForCausalLM",
@@ -99,3 +113,20 @@ def granted(addresses: list[str], rank: int = 0, capacity: int = 16) -> Granted:
         epoch=5 + rank,
         software_version="0.1.0",
     )
+
+
+def serving(addresses: list[str], rank: int, then: Script = Peer.listen_to_the_end) -> Script:
+    """An F rank that does everything right, then what ``then`` says."""
+
+    def script(peer: Peer) -> None:
+        assert isinstance(peer.hear(), Attach)
+        peer.say(granted(addresses, rank), Progress(phase="LOADING", progress=0.5))
+        layers = peer.hear()
+        assert isinstance(layers, Layers)
+        peer.say(LayersAccepted(indices=[4, 7][: len(layers.names)]))
+        peer.say(Windows(broker="b", ticket=f"ticket {rank}", nbytes=64))
+        assert isinstance(peer.hear(), WindowsMapped)
+        peer.say(Attached())
+        then(peer)
+
+    return script

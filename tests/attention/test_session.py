@@ -4,77 +4,15 @@ import logging
 import socket
 import threading
 import time
-from typing import Any
 
 import pytest
 
-from ffn_faas.attention.attempt import DataPlane
-from ffn_faas.attention.session import AttentionSession
-from ffn_faas.connectors.base import WindowGeometry, WindowOffer
-from ffn_faas.errors import HandshakeRefused, ResourceError, SessionLost
-from ffn_faas.protocol.messages import (
-    Attach,
-    Attached,
-    Detach,
-    Ended,
-    Granted,
-    Layers,
-    LayersAccepted,
-    Profile,
-    Progress,
-    Refused,
-    Windows,
-    WindowsMapped,
-)
+from ffn_faas.connectors.base import WindowGeometry
+from ffn_faas.errors import HandshakeRefused, SessionLost
+from ffn_faas.protocol.messages import Detach, Ended, LayersAccepted, Progress, Refused
 
-from .fake_f import ATTACH, Peer, Script, fake_f, granted
-
-NAMES = ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"]
-LOG = logging.getLogger("tests.attention")
-
-
-class FakeClient:
-    def __init__(self, geometry: WindowGeometry, grants: list[Granted]) -> None:
-        self.geometry = geometry
-        self.grants = grants
-        self.layers: list[int] = []
-        self.links: dict[int, Any] = {}
-        self.failed = threading.Event()
-        self.reason = ""
-
-    def set_layers(self, indices: list[int]) -> None:
-        self.layers = indices
-
-    def set_link(self, ffn_rank: int, arena: Any) -> None:
-        self.links[ffn_rank] = arena
-
-    def fail(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self.failed.set()
-
-
-def session_to(address: str, attach: Attach = ATTACH) -> AttentionSession:
-    def fetch(offer: WindowOffer, geometry: WindowGeometry, epoch: int, timeout: float) -> tuple[str, int]:
-        return offer.ticket, epoch
-
-    return AttentionSession(address, attach, DataPlane(FakeClient, fetch, 8, 2, 2), LOG)
-
-
-def serving(addresses: list[str], rank: int, then: Script = Peer.listen_to_the_end) -> Script:
-    """An F rank that does everything right, then what ``then`` says."""
-
-    def script(peer: Peer) -> None:
-        assert isinstance(peer.hear(), Attach)
-        peer.say(granted(addresses, rank), Progress(phase="LOADING", progress=0.5))
-        layers = peer.hear()
-        assert isinstance(layers, Layers)
-        peer.say(LayersAccepted(indices=[4, 7][: len(layers.names)]))
-        peer.say(Windows(broker="b", ticket=f"ticket {rank}", nbytes=64))
-        assert isinstance(peer.hear(), WindowsMapped)
-        peer.say(Attached())
-        then(peer)
-
-    return script
+from .fake_client import NAMES, FakeClient, session_to
+from .fake_f import Peer, Script, fake_f, granted, serving
 
 
 def test_a_session_with_three_f_ranks_reaches_attached_and_tells_the_client_everything() -> None:
@@ -206,60 +144,6 @@ def test_the_death_of_one_f_rank_fails_the_client_naming_it() -> None:
             reason = client.reason
         assert f"F rank 1 at {addresses[1]} is lost" in reason
         session.close()
-
-
-@pytest.mark.parametrize("kept", [None, [(1, 2, 3, 4, 5, 0, 1, 16)]])
-def test_f_that_asks_for_times_of_posts_gets_what_the_client_kept(kept: list[tuple[int, ...]] | None) -> None:
-    answers: list[Any] = []
-    addresses: list[str] = []
-    answered = threading.Event()
-
-    def then(peer: Peer) -> None:
-        peer.say(Profile(posts=3), Profile(posts=0))
-        answers.append(peer.hear())
-        answered.set()
-        peer.listen_to_the_end()
-
-    with fake_f(serving(addresses, 0, then)) as found:
-        addresses += found
-        session = session_to(addresses[0])
-        session.attach(5.0)
-        if kept is not None:
-            session.client.record = answers.append  # type: ignore[union-attr]
-            session.client.take_spans = lambda: kept  # type: ignore[union-attr]
-        session.declare_layers(NAMES)
-        assert answered.wait(5.0)
-        session.close()
-    *asked, profiled = answers
-    assert asked == ([] if kept is None else [3])
-    assert profiled.spans == (kept or [])
-    assert abs(profiled.clock_offset_ns + time.monotonic_ns() - time.time_ns()) < 10**9
-
-
-def test_a_device_that_does_not_answer_costs_the_times_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    addresses: list[str] = []
-    answers: list[Any] = []
-    answered = threading.Event()
-
-    def then(peer: Peer) -> None:
-        peer.say(Profile(posts=3), Profile(posts=0))
-        answers.append(peer.hear())
-        answered.set()
-        peer.listen_to_the_end()
-
-    def broken(*_: int) -> list[Any]:
-        raise ResourceError("GPU: observer: the context has ended")
-
-    with fake_f(serving(addresses, 0, then)) as found:
-        addresses += found
-        session = session_to(addresses[0])
-        session.attach(5.0)
-        session.client.record = session.client.take_spans = broken  # type: ignore[union-attr]
-        session.declare_layers(NAMES)
-        assert answered.wait(5.0)
-        session.close()
-    assert answers[0].spans == []
-    assert sum("Times of posts are not to be had: GPU: observer" in record.message for record in caplog.records) == 2
 
 
 def test_an_end_by_f_carries_its_reason() -> None:

@@ -152,8 +152,14 @@ def _run(run: dict[str, Any]) -> None:
     llm.llm_engine.engine_core.shutdown()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    report = {"answers": answers, "layers": layers, "events": events, "cpu_seconds": seconds}
-    Path(run["report"]).write_text(json.dumps({**report, "resident_bytes": resident_bytes}))
+    report = {
+        "answers": answers,
+        "layers": layers,
+        "events": events,
+        "resident_bytes": resident_bytes,
+        "cpu_seconds": seconds,
+    }
+    Path(run["report"]).write_text(json.dumps(report))
 
 
 def _routed_experts(model: Any) -> list[tuple[str, int]]:

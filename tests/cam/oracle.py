@@ -10,6 +10,7 @@ An expert is a function (layer, global expert, rows) -> rows. Rows are float32 [
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,8 +65,8 @@ def identity_like(layer: int, expert: int, rows: np.ndarray | Quantized) -> np.n
 
 
 @dataclass(frozen=True)
-class Int4Expert:
-    """One W4A8 expert: integers -8..7 and one scale a column."""
+class QuantizedExpert(ABC):
+    """Integers and one scale a column."""
 
     w13: np.ndarray  # int8 [H, 2 I]
     scale13: np.ndarray  # float32 [2 I]
@@ -75,6 +76,15 @@ class Int4Expert:
     def __call__(self, rows: Quantized, limit: float | None = None) -> np.ndarray:
         middle = requantized(swiglu(self._product(rows, self.w13, self.scale13), limit))
         return self._product(middle, self.w2, self.scale2)
+
+    @staticmethod
+    @abstractmethod
+    def _product(rows: Quantized, weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """float32 [n, columns of weights]."""
+
+
+class Int4Expert(QuantizedExpert):
+    """One W4A8 expert: integers -8..7."""
 
     @staticmethod
     def _product(rows: Quantized, weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -90,18 +100,8 @@ class Int4Expert:
         return (np.float32(16) * halves[0] + halves[1] + constant) * rows.scale[:, None]
 
 
-@dataclass(frozen=True)
-class Int8Expert:
+class Int8Expert(QuantizedExpert):
     """One W8A8 expert. ``scale2`` is a bfloat16 number held in float32."""
-
-    w13: np.ndarray  # int8 [H, 2 I]
-    scale13: np.ndarray  # float32 [2 I]
-    w2: np.ndarray  # int8 [I, H]
-    scale2: np.ndarray  # float32 [H]
-
-    def __call__(self, rows: Quantized, limit: float | None = None) -> np.ndarray:
-        middle = requantized(swiglu(self._product(rows, self.w13, self.scale13), limit))
-        return self._product(middle, self.w2, self.scale2)
 
     @staticmethod
     def _product(rows: Quantized, weights: np.ndarray, scale: np.ndarray) -> np.ndarray:

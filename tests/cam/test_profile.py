@@ -8,10 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
 from ffn_faas import native
-from ffn_faas.ascend import plan
 from ffn_faas.ascend.settings import CamSettings
 from ffn_faas.ascend.shape import MAX_SEQUENCE
 from ffn_faas.config import ServeConfig, World
@@ -20,9 +17,9 @@ from ffn_faas.errors import UsageError
 from ffn_faas.service import host
 from ffn_faas.service.lifecycle import Lifecycle
 from ffn_faas.service.stop import StopRequest
-from ffn_faas.telemetry.spans import MOST, Recorder
+from ffn_faas.telemetry.spans import MOST
 from tests.cam.model import Reference, TinyModel
-from tests.cam.test_exchange import System, check_steps
+from tests.cam.system import System, check_steps
 
 pytestmark = pytest.mark.skipif(native.optional_library("cam_twin") is None, reason="built without the twin")
 MODEL = TinyModel()
@@ -55,44 +52,6 @@ def test_steps_and_posts_are_seen_and_every_answer_stays_that_of_the_oracle(tmp_
         assert step.rows == rows * MODEL.top_k, "one F rank computes every expert of every row"
     for before, step in pairwise(steps):
         assert step.began == before.sent
-
-
-def test_marks_of_a_plan_are_called_between_its_operators_in_every_replay():
-    seen, table, recorded = [], torch.arange(4), plan.RecordedPlan()
-    out = []
-
-    def step():
-        first = table + 1
-        recorded.mark(lambda: seen.append(out[0].tolist()))
-        out.append(first)
-        out.append(first * 2)
-        recorded.mark(lambda: seen.append(out[1].tolist()))
-
-    recorded.capture(step)
-    assert seen == []
-    recorded.replay()
-    table += 10
-    recorded.replay()
-    assert seen == [[1, 2, 3, 4], [2, 4, 6, 8], [11, 12, 13, 14], [22, 24, 26, 28]]
-
-
-def test_a_recorder_keeps_what_was_asked_for_and_no_more():
-    recorder = Recorder()
-    recorder.add("early")
-    assert recorder.take() == []
-    recorder.start(2)
-    for one in ("a", "b", "c"):
-        recorder.add(one)
-    assert (recorder.count(), recorder.active) == (2, False)
-    assert recorder.take() == ["a", "b"]
-    assert recorder.take() == []
-    recorder.start(2)
-    recorder.add("d")
-    recorder.start(2)
-    assert recorder.take() == [], "a new order forgets the old one"
-    for limit in (0, MOST + 1):
-        with pytest.raises(ValueError, match=f"1 to {MOST} spans"):
-            recorder.start(limit)
 
 
 def test_a_device_whose_host_only_enqueues_names_the_tools_that_tell(tmp_path):

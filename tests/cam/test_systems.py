@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,6 +15,7 @@ from ffn_faas.cli import main
 from tests import traces
 from tests.cam.model import Reference, TinyModel
 from tests.cam.world import ARank, f_world, together
+from tests.service.gated_world import wait_until
 
 pytestmark = pytest.mark.skipif(native.optional_library("cam_twin") is None, reason="built without the twin")
 MODEL = TinyModel()
@@ -63,14 +63,12 @@ def _profile(port, target, work):
 
 def _check_first_steps(directory):
     """What ``--profile`` writes once there were so many steps, on each rank."""
-    end = time.monotonic() + 30
     for rank in range(2):
         file = directory / f"ffn-rank-{rank}.trace.json"
-        while not (file.exists() and file.read_text().endswith("}")):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        traces.check(json.loads(file.read_text()))
-        assert len(traces.spans(json.loads(file.read_text()), rank + 1, "step")) == 5
+        wait_until(lambda file=file: file.exists() and file.read_text().endswith("}"), 30, file.name)
+        captured = json.loads(file.read_text())
+        traces.check(captured)
+        assert len(traces.spans(captured, rank + 1, "step")) == 5
 
 
 def _check_profile(captured):

@@ -1,6 +1,7 @@
 """F's connector without a GPU: device work runs in the stepping thread only, and lanes come and go."""
 
 import threading
+import time
 
 import pytest
 
@@ -48,9 +49,11 @@ class FakeService:
     def __init__(self):
         self.counters, self.lanes, self.faulty, self.stopped, self.steps = Counters(), {}, set(), False, 0
         self.captures = self.replays = 0
+        self.told, self.stopped_at_lane = [], []
 
     def set_lane(self, lane, addresses, capacity=0, first_flag=0):
         self.lanes[lane] = (capacity, first_flag) if addresses else None
+        self.stopped_at_lane.append(self.stopped)
 
     def lane_fault(self, lane):
         return lane in self.faulty
@@ -63,6 +66,7 @@ class FakeService:
 
     def stop(self, *, stopped=True):
         self.stopped = stopped
+        self.told.append(stopped)
 
 
 @pytest.fixture
@@ -153,3 +157,26 @@ def test_an_item_taken_and_not_completed_ages(made):
     assert connector.statistics()["item_s"] > 0.0
     service.counters.completed = 1
     assert connector.statistics()["item_s"] == 0.0
+
+
+def test_a_session_opens_without_waiting_for_posts_that_may_not_come(made):
+    connector, _, service, _ = made
+    link, _ = connector.open_link(GEOMETRY, 5, [4])
+    connector.accept_reply(link, reply())
+    connector.activate_link(link)
+    assert service.stopped_at_lane == [True, True]
+    assert service.told[:2] == [True, False]
+    steps = service.steps
+    while service.steps < steps + 2:
+        time.sleep(0.001)
+    assert service.stopped is False
+
+
+def test_a_cancelled_receive_stays_cancelled_whatever_is_asked_for_meanwhile(made):
+    connector, _, service, _ = made
+    connector.cancel_receive()
+    connector.open_link(GEOMETRY, 5, [4])
+    steps = service.steps
+    while service.steps < steps + 2:
+        time.sleep(0.001)
+    assert service.stopped is True

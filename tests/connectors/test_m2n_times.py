@@ -12,6 +12,7 @@ from ffn_faas.connectors.m2n import M2nConnector
 from ffn_faas.connectors.m2n_library import KEPT_TIMES, Counters, Device, Items, ItemTimes, Posts, PostTimes
 from ffn_faas.connectors.m2n_recorder import ItemRecorder, PostRecorder
 from ffn_faas.connectors.m2n_times import Reading, host_clock, numbered
+from ffn_faas.errors import ResourceError
 
 AHEAD = 5_000_000_000
 """The device's clock shows so much more than the host's."""
@@ -178,3 +179,17 @@ def test_the_connector_counts_what_has_ended_without_asking_the_device():
     assert connector.recorded() == 1, "one is in flight"
     assert len(connector.take_spans()) == 1
     assert connector.clock_error_ns == 700
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_closed_recorder_says_so_and_never_hands_the_device_a_handle_that_is_gone(begun):
+    device = DeviceStandIn()
+    items, posts = ItemRecorder(device, ctypes.addressof(device.items)), PostRecorder(device, [])
+    for recorder in (items, posts):
+        if begun:
+            recorder.record(4)
+        recorder.close()
+        recorder.close()
+        with pytest.raises(ResourceError, match="closed"):
+            recorder.take() if begun else recorder.record(4)
+    assert device.destroyed == 2

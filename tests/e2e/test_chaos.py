@@ -72,5 +72,5 @@ def steps(port: int) -> int:
 def wait_until(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"not within {timeout_s} s"
         time.sleep(0.02)

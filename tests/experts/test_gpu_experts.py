@@ -8,6 +8,7 @@ import torch
 
 from ffn_faas.connectors import m2n_library
 from ffn_faas.errors import ModelRefused
+from ffn_faas.experts import loader
 from ffn_faas.experts.checkpoint import Checkpoint
 from ffn_faas.experts.dummy import DummyWeights
 from ffn_faas.experts.gpu_kernel import GpuExperts
@@ -109,6 +110,18 @@ def test_every_expert_of_every_layer_lies_at_layer_times_count_plus_local_id(spe
     assert len(memory.blocks) == 2
     kernel.release()
     assert not memory.blocks
+
+
+def test_weights_on_the_device_ask_for_no_host_memory(spec, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("host memory was asked for")
+
+    memory = HostMemory()
+    monkeypatch.setattr(m2n_library, "load", lambda: memory)
+    monkeypatch.setattr(loader, "require_memory", refuse)
+    kernel = GpuExperts(spec)
+    load_experts(spec, None, range(8), kernel, lambda done, total: None)
+    assert kernel.resident_bytes == 3 * 8 * 3 * 128 * 64 * 2
 
 
 @pytest.mark.parametrize("inter", [64, 192, 768])

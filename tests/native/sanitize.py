@@ -1,4 +1,4 @@
-"""The native tests over a build with sanitizers; a finding ends the process that it happens in, and so its test.
+"""The native tests over a build with sanitizers: every finding is printed, and any fails the run.
 
     python -m tests.native.sanitize address          (AddressSanitizer and UndefinedBehaviorSanitizer)
     python -m tests.native.sanitize thread [pytest arguments]

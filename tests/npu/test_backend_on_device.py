@@ -6,7 +6,6 @@ at its limit, so that a receive that is stuck cannot hang the run.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -17,18 +16,11 @@ pytest.importorskip("torch")
 
 from tests.cam.model import TinyModel
 from tests.cam.world import FWorld, f_world
+from tests.npu.marks import ON_DEVICE
 
 MODEL = TinyModel(hidden=256, inter=128)
 LIMIT_S = 240
-REASONS = [
-    reason
-    for holds, reason in (
-        (importlib.util.find_spec("torch_npu") is not None, "torch_npu is not installed"),
-        (os.environ.get("SOC_VERSION", "").lower() in ("910c", "ascend910_93"), "SOC_VERSION is not 910c"),
-    )
-    if not holds
-]
-pytestmark = [pytest.mark.npu, pytest.mark.skipif(bool(REASONS), reason="; ".join(REASONS))]
+pytestmark = ON_DEVICE
 ATTENTION = """
 import sys
 from pathlib import Path

@@ -17,7 +17,7 @@ SLACK = 4
 SESSION_ENDS_S, ATTENTION_KNOWS_S, WORLD_ENDS_S, ORPHANS_S = 1, 2, 5, 10
 PHASES = ("handshake", "loading", "warm-up", "idle", "mid-dispatch", "mid-compute", "mid-combine", "draining")
 F_GATE = {"handshake": "starting", "loading": "loading", "warm-up": "capturing"}
-F_PHASE = {"handshake": "starting", "loading": "loading", "warm-up": "capturing"}
+"""The gate that F stands at, which bears the name of its own phase; in the others F is ready or draining."""
 A_STEP = {
     "handshake": "granted",
     "loading": "declared",
@@ -47,7 +47,7 @@ def gated_world(directory, over, **options):
 
 
 class AttentionProcess:
-    """A player in a process of its own."""
+    """A player in a process of its own, killed when the block ends."""
 
     def __init__(self, world, instance, until):
         arguments = {"port": world.port, "model": str(world.model), "instance": instance, "until": until}
@@ -62,6 +62,7 @@ class AttentionProcess:
         self._until = until
 
     def wait(self, word=None):
+        """Until it says ``word``, by default the step that it goes to."""
         word = word or self._until
         while (line := self.process.stdout.readline().strip()) != word:
             assert line, f"the player ended before it was {word}"
@@ -127,7 +128,7 @@ def bystander(world):
         player.close()
 
 
-def stand(world, phase, player):
+def stand(world, phase):
     """Bring a dispatched post to where the cell needs it."""
     if phase in ("mid-compute", "draining"):
         world.wait_at("compute")
@@ -161,7 +162,10 @@ def attached_player(world, phase):
 
 
 def in_phase(world, phase, victim):
-    """Gates of the victim and of the others, as the cell needs them; call before ``attached_player``."""
+    """Gates of the victim and of the others, as the cell needs them; call before ``attached_player``.
+
+    Returns what waits, once there is a post, until all of F stands where the cell needs it.
+    """
     others = [rank for rank in range(world.ranks) if rank != victim]
     if phase in F_GATE:
         world.wait_at(F_GATE[phase])

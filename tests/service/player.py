@@ -138,8 +138,9 @@ def main(arguments):
         getattr(player, step)()
         print(step, flush=True)
     sys.stdin.readline()
-    for step in HANDSHAKE[HANDSHAKE.index(arguments["until"]) + 1 :] if arguments["until"] in HANDSHAKE else ():
-        getattr(player, step)()
+    if arguments["until"] in HANDSHAKE:
+        for step in HANDSHAKE[HANDSHAKE.index(arguments["until"]) + 1 :]:
+            getattr(player, step)()
     if arguments["until"] == "dispatched":
         player.answered()
     else:

@@ -13,6 +13,7 @@ import select
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,22 +22,22 @@ LARGEST_PACKET = 1 << 16
 
 
 def open_tun(namespace: str, name: str) -> int:
-    """A new device ``name`` in ``namespace``; the descriptor is the caller's, and the device lasts as long as it."""
-    opened: list[int] = []
+    """A new device ``name`` in ``namespace``; the descriptor is the caller's, and the device lasts as long as it.
 
-    def enter() -> None:
+    Raises OSError.
+    """
+
+    def enter() -> int:
         # A thread of its own: only that is in the other namespace.
         with Path("/run/netns", namespace).open("rb") as place:
             if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), 0) != 0:
                 raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
         device = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
-        opened.append(device)
+        return device
 
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    return opened[0]
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(enter).result()
 
 
 class SlowLink:

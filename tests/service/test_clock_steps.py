@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,6 @@ def test_sessions_live_and_answers_stay_while_the_clock_steps(tmp_path: Path, st
             cwd=ROOT,
             env=os.environ | stepping,
         )
-        time.sleep(0.5)
         said, _ = attention.communicate("go\n", timeout=60)
         assert "done 2000 equal" in said
         assert daemon.process.poll() is None

@@ -39,6 +39,18 @@ def answered_or_lost(player):
         player.answered()
 
 
+def answering(player, phase):
+    """The thread, not yet started, in which ``player`` waits for its answers."""
+    return threading.Thread(target=answered_or_lost if phase == "draining" else Player.answered, args=[player])
+
+
+def require_over(answer, timeout_s):
+    """``answer`` ends in time, if it was started."""
+    if answer.ident is not None:
+        answer.join(timeout_s)
+        assert not answer.is_alive()
+
+
 def require_clean_end(world):
     world.client.post(f"http://127.0.0.1:{world.port}/stop")
     assert [process.wait(30) for process in world.processes] == [0] * len(world.processes), world.log()
@@ -57,7 +69,7 @@ def test_a_stopped_attention_harms_no_one_and_goes_on(shared, over, phase, recor
         if place:
             world.close(place)
         victim.wait()
-        stand(world, phase, victim)
+        stand(world, phase)
         if phase == "draining":
             world.client.post(f"http://127.0.0.1:{world.port}/stop")
             world.wait_phase("draining")
@@ -99,7 +111,7 @@ def test_a_stopped_f_rank_is_waited_for_and_serves_when_it_goes_on(tmp_path, vic
             player.declared()
         else:
             player.join()
-        answer = threading.Thread(target=answered_or_lost if phase == "draining" else Player.answered, args=[player])
+        answer = answering(player, phase)
         if phase in ("mid-compute", "mid-combine", "draining"):
             player.dispatched()
             answer.start()
@@ -119,9 +131,7 @@ def test_a_stopped_f_rank_is_waited_for_and_serves_when_it_goes_on(tmp_path, vic
         world.processes[victim].send_signal(signal.SIGCONT)
         if phase in F_GATE:
             player.attached()
-        if answer.ident is not None:
-            answer.join(60)
-            assert not answer.is_alive()
+        require_over(answer, 60)
         if phase != "draining":
             player.step()
         player.close()
@@ -146,7 +156,7 @@ def test_a_stopped_launcher_stops_no_one(tmp_path, over, phase, record_property)
             player.attached()
             if phase not in ("idle", "mid-dispatch"):
                 player.dispatched()
-        answer = threading.Thread(target=answered_or_lost if phase == "draining" else Player.answered, args=[player])
+        answer = answering(player, phase)
         if phase in ("mid-compute", "mid-combine", "draining"):
             answer.start()
         arrive()
@@ -154,9 +164,7 @@ def test_a_stopped_launcher_stops_no_one(tmp_path, over, phase, record_property)
         world.open_all()
         if phase in F_GATE:
             player.attached()
-        if answer.ident is not None:
-            answer.join(30)
-            assert not answer.is_alive()
+        require_over(answer, 30)
         if phase == "draining":
             for rank in (0, 1):
                 world.wait_ended(rank, 30)

@@ -17,7 +17,6 @@ from tests.service.faults import (
     A_STEP,
     ATTENTION_KNOWS_S,
     F_GATE,
-    F_PHASE,
     ORPHANS_S,
     SESSION_ENDS_S,
     SLACK,
@@ -47,7 +46,7 @@ def test_attention_is_killed(shared, over, phase, record_property):
                 world.close("answered")
         victim = stack.enter_context(AttentionProcess(world, phase, A_STEP[phase]))
         victim.wait()
-        stand(world, phase, victim)
+        stand(world, phase)
         if phase == "draining":
             world.client.post(f"http://127.0.0.1:{world.port}/stop")
             world.wait_phase("draining")
@@ -71,7 +70,7 @@ def test_attention_is_killed(shared, over, phase, record_property):
     if ready:
         for rank in (0, 1):
             wait_until(lambda rank=rank: world.get("/status", rank).json()["window_bytes"] == 0)
-    assert [world.phase(rank) for rank in (0, 1)] == [F_PHASE.get(phase, "ready")] * 2
+    assert [world.phase(rank) for rank in (0, 1)] == [F_GATE.get(phase, "ready")] * 2
 
 
 @pytest.mark.parametrize(("over", "phase"), cells(over_tcp=["mid-combine"]))

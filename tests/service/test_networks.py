@@ -43,7 +43,7 @@ pytestmark = [
 class Network:
     """Namespaces ``f`` and ``a``, and the link between them: a veth pair, or one that can be made bad."""
 
-    def __init__(self, slow: bool = False) -> None:
+    def __init__(self, *, slow: bool) -> None:
         self.f, self.a = f"ffn-f-{os.getpid()}", f"ffn-a-{os.getpid()}"
         self._ends = (f"ff{os.getpid()}", f"fa{os.getpid()}")
         for name in (self.f, self.a):
@@ -122,7 +122,7 @@ class Process:
 
 @pytest.fixture
 def network(request: pytest.FixtureRequest):
-    made = Network(*getattr(request, "param", ()))
+    made = Network(slow=getattr(request, "param", None) == "slow")
     yield made
     made.close()
 
@@ -161,7 +161,7 @@ def test_another_host_is_served_over_tcp_and_answered_as_its_own_first_answers(s
     assert "50 equal" in a.line("done")
 
 
-@pytest.mark.parametrize("network", [(True,)], indirect=True)
+@pytest.mark.parametrize("network", ["slow"], indirect=True)
 def test_50_ms_of_delay_and_1_percent_of_loss_change_no_answer(network: Network, start) -> None:
     _, a = start.both(rounds=20, going_on=100)
     network.link.delay_s = 0.05

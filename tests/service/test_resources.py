@@ -66,8 +66,8 @@ def test_a_broken_checkpoint_is_named_and_ends_f_with_6(tmp_path: Path, harm) ->
     assert re.search(said, record["reason"])
 
 
-def large_model(directory: Path) -> Path:
-    (directory / "config.json").write_text(json.dumps(LARGE))
+def large_model(directory: Path, **changes: int) -> Path:
+    (directory / "config.json").write_text(json.dumps({**LARGE, **changes}))
     return directory
 
 
@@ -75,9 +75,8 @@ def test_an_address_space_that_is_too_small_for_the_experts_ends_f_with_6(tmp_pa
     port = free_port()
     # 64 bit Python with its threads' stacks maps about half of that before anything is loaded.
     how = f"address-space={LARGE_BYTES + 512 * MIB}"
-    large = ("--load-format", "dummy", "--port", port)
-    (tmp_path / "config.json").write_text(json.dumps({**LARGE, "num_experts": 128}))
-    with confined(how, tmp_path, *large) as daemon:
+    model = large_model(tmp_path, num_experts=128)
+    with confined(how, model, "--load-format", "dummy", "--port", port) as daemon:
         require_one_error(daemon, port, "cannot allocate [0-9]+ bytes for experts .use more F ranks")
 
 

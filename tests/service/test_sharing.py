@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from tests.service.gated_world import ROOT, GatedWorld, wait_until
+from tests.service.faults import AttentionProcess
+from tests.service.gated_world import GatedWorld, wait_until
 from tests.service.player import Player
 
 SHAPES = {"one-rank-in-chunks": (1, 7), "two-ranks": (2, 64), "three-ranks-of-one-row": (3, 1)}
@@ -72,12 +70,8 @@ def test_every_answer_is_exact_and_a_killed_attention_costs_the_others_nothing(t
     f_ranks, shapes = LAYOUTS[layout]
     with GatedWorld(tmp_path, ranks=f_ranks) as world:
         world.wait_phase("ready")
-        with in_parallel(world, shapes):
-            arguments = {"port": world.port, "model": str(world.model), "instance": "killed", "until": "half"}
-            command = [sys.executable, "-m", "tests.service.player", json.dumps(arguments)]
-            with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-                assert any(line.strip() == "half" for line in other.stdout)
-                other.kill()
+        with in_parallel(world, shapes), AttentionProcess(world, "killed", "half") as other:
+            other.wait()
         for rank in range(f_ranks):
             wait_until(lambda rank=rank: world.sessions(rank) == {}, what="the killed instance's end")
 

@@ -7,7 +7,6 @@ itself at its limit, so that a receive that is stuck cannot hang the run.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 from dataclasses import replace
 
@@ -18,16 +17,9 @@ from ffn_faas.ascend import schemas
 from ffn_faas.ascend.op_module import TABLE, real_module
 from tests.cam.twin.system import CONTEXT, System
 from tests.cam.twin.test_systems import SYSTEMS
+from tests.npu.marks import ON_DEVICE
 
-REASONS = [
-    reason
-    for holds, reason in (
-        (importlib.util.find_spec("torch_npu") is not None, "torch_npu is not installed"),
-        (os.environ.get("SOC_VERSION", "").lower() in ("910c", "ascend910_93"), "SOC_VERSION is not 910c"),
-    )
-    if not holds
-]
-pytestmark = [pytest.mark.npu, pytest.mark.skipif(bool(REASONS), reason="; ".join(REASONS))]
+pytestmark = ON_DEVICE
 DISTRIBUTIONS = ("torch", "torch_npu", "afd-plugin", "ffn-faas")
 
 
