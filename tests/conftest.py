@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests.attention.vllm_nursery import Nursery, nursery
+from tests.attention.vllm_process import environment
 
 ONE_AT_A_TIME = (
     "tests/e2e/test_demo",
@@ -70,3 +74,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _place(nodeid: str) -> int:
     return next((place for place, name in enumerate(LONGEST_FIRST) if nodeid.startswith(name)), len(LONGEST_FIRST))
+
+
+@pytest.fixture(scope="session")
+def vllms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where tests that need vLLM's engine, and not its processes, get it; one thread each."""
+    pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    cache_root = str(tmp_path_factory.mktemp("vllm-cache"))
+    with nursery(environment(VLLM_CACHE_ROOT=cache_root, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")) as made:
+        yield made

@@ -7,7 +7,8 @@ import pytest
 
 from ffn_faas.demo.checkpoint import make_checkpoint
 
-from .vllm_process import answers, environment, vllm
+from .vllm_nursery import Nursery
+from .vllm_process import answers_of
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stock_answers(model: Path) -> list[Any]:
-    with vllm(model, environment(VLLM_PLUGINS="")) as process:
-        return answers(process)
+def stock_answers(vllms: Nursery, model: Path) -> list[Any]:
+    """Tokens and their log-probabilities, of each of PROMPTS."""
+    return answers_of(vllms, model, env={"VLLM_PLUGINS": ""})

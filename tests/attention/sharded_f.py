@@ -1,16 +1,12 @@
-"""An F rank that computes as stock vLLM does with TP=2: half of each expert at a time, each half's sum in bfloat16.
-
-``python -m tests.attention.sharded_f serve MODEL --moe-kernel vllm ...``: that kernel is replaced by this one.
-"""
+"""An F rank that computes as stock vLLM does with TP=2: half of each expert at a time, each half's sum in bfloat16."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import torch
 
-from ffn_faas.cli import main
+from ffn_faas import cli
 from ffn_faas.experts import kernels
 from ffn_faas.experts.kernels.base import LayerKernel, empty
 from ffn_faas.experts.kernels.vllm_kernel import VllmKernel
@@ -82,6 +78,7 @@ class ShardedKernel(LayerKernel):
             out.copy_(lower_half_cut.view(torch.float32))
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> int:
+    """The program's command line; where it asks for vLLM's kernel it gets this one."""
     kernels._KERNELS = {**kernels._KERNELS, "vllm": (__name__, "ShardedKernel")}
-    sys.exit(main())
+    return cli.main(arguments)

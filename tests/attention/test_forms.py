@@ -6,6 +6,7 @@ dispatch through windows smaller than a chunk.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,8 @@ import pytest
 from ffn_faas.demo.checkpoint import make_checkpoint
 from ffn_faas.demo.ports import free_ports
 
-from .vllm_nursery import Nursery, nursery
-from .vllm_process import attention, environment, f_rank
+from .vllm_nursery import Nursery
+from .vllm_process import attention
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytest.importorskip("torch")
@@ -34,13 +35,15 @@ SETTINGS: dict[str, Any] = {
     "seed": 0,
     "kv_cache_memory_bytes": 32 << 20,
 }
-ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+ANY_CORE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """vLLM gives each tensor or pipeline parallel rank a NUMA node of its own, and refuses more ranks than nodes."""
 NO_PLUGIN = {"VLLM_PLUGINS": ""}
 SMALL_WINDOWS = {"connector_extra_config": {"capacity": 4}}
 FEW, MANY = 4, 12
 EAGER: dict[str, Any] = {}
 COMPILED: dict[str, Any] = {"enforce_eager": False}
+UNCOMPILED: dict[str, Any] = {"enforce_eager": False, "compilation_config": {"mode": 1}, "uncompiled": True}
+"""Runs the warm-up that makes what pipeline ranks hand over, which an eager vLLM on a CPU leaves out."""
 EITHER_MODE = pytest.mark.parametrize(
     "mode", [pytest.param(EAGER, id="eager"), pytest.param(COMPILED, id="compiled", marks=pytest.mark.large)]
 )
@@ -53,35 +56,27 @@ Stock = Callable[..., Answers]
 
 
 @pytest.fixture(scope="module")
-def vllms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    cache_root = tmp_path_factory.mktemp("vllm-cache")
-    env = environment(**ONE_THREAD, VLLM_CACHE_ROOT=str(cache_root))
-    with nursery(env) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def stock(vllms: Nursery, model: Path) -> Stock:
     """What stock vLLM answers in a form; every form is asked once."""
 
     @cache
-    def ask(*settings: tuple[str, Any]) -> Answers:
-        (report,) = vllms.run(request(model, MANY, dict(settings), NO_PLUGIN))
+    def ask(settings: str) -> Answers:
+        (report,) = vllms.run(request(model, MANY, json.loads(settings), NO_PLUGIN))
         return answers(report)
 
-    return lambda **settings: ask(*sorted(settings.items()))
+    return lambda **settings: ask(json.dumps(settings, sort_keys=True))
 
 
 @pytest.fixture(scope="module")
-def f_port(model: Path) -> Iterator[int]:
-    with f_rank(model, "--moe-kernel", "vllm") as (_, port):
+def f_port(vllms: Nursery, model: Path) -> Iterator[int]:
+    with vllms.f_rank(model) as (_, port):
         yield port
 
 
 @pytest.fixture(scope="module")
-def sharded_f_port(model: Path) -> Iterator[int]:
+def sharded_f_port(vllms: Nursery, model: Path) -> Iterator[int]:
     """Its experts are computed as stock's two tensor parallel ranks do, each half rounded to bfloat16."""
-    with f_rank(model, "--moe-kernel", "vllm", module="tests.attention.sharded_f") as (_, port):
+    with vllms.f_rank(model, main="tests.attention.sharded_f:main") as (_, port):
         yield port
 
 
@@ -89,7 +84,8 @@ def request(
     model: Path, tokens: int, settings: dict[str, Any], env: dict[str, str], prompts: list[str] | None = None
 ) -> dict[str, Any]:
     merged = {**SETTINGS, **settings, "model": str(model)}
-    return {"settings": merged, "env": env, "prompts": prompts or PROMPTS, "tokens": tokens}
+    how = {"uncompiled": merged.pop("uncompiled", False)}
+    return {"settings": merged, "env": {**ANY_CORE, **env}, "prompts": prompts or PROMPTS, "tokens": tokens, **how}
 
 
 def remote(vllms: Nursery, model: Path, port: int, ranks: int, unsliced: bool = False, **settings: Any) -> Answers:
@@ -128,11 +124,17 @@ def test_uneven_data_parallel_ranks_answer_as_one_rank_does(
     assert idle == beginnings(stock(**mode))
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(UNCOMPILED, id="uncompiled"),
+        pytest.param(COMPILED, id="compiled", marks=pytest.mark.large),
+    ],
+)
 def test_pipeline_parallel_ranks_serve_the_layers_they_built(
-    vllms: Nursery, model: Path, f_port: int, stock: Stock
+    vllms: Nursery, model: Path, f_port: int, stock: Stock, mode: dict[str, Any]
 ) -> None:
-    # Compiled: eager vLLM on a CPU makes what pipeline ranks hand over in a warm-up that it then leaves out.
-    assert remote(vllms, model, f_port, 2, **PP2, **COMPILED) == stock(**PP2, **COMPILED)
+    assert remote(vllms, model, f_port, 2, **PP2, **mode) == stock(**PP2, **mode)
 
 
 @EITHER_MODE
@@ -166,7 +168,7 @@ def test_shared_experts_compute_while_f_does(vllms: Nursery, tmp_path_factory: p
     layers = make_checkpoint(model, "qwen2_moe").layers
     alone = request(model, MANY, {}, NO_PLUGIN)
     (stock,) = vllms.run(alone)
-    with f_rank(model, "--moe-kernel", "vllm") as (_, port):
+    with vllms.f_rank(model) as (_, port):
         (remote,) = vllms.run({**request(model, MANY, attention(port), {}), "watch": True})
     assert remote["answers"] == stock["answers"]
     events = remote["events"]

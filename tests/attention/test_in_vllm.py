@@ -4,70 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .vllm_process import PROMPTS, answers, attention, environment, f_rank, log_of, vllm
+from .vllm_nursery import Nursery
+from .vllm_process import PROMPTS, answers, answers_of, attention, chosen, f_rank, log_of, run_of, vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytest.importorskip("torch")
 
-CONFIGURE = """
-import json, sys
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.model_loader import get_model_loader
-from vllm.config import set_current_vllm_config
 
-def reason_of(settings):
-    try:
-        config = EngineArgs(**settings).create_engine_config()
-    except Exception as error:
-        return "vllm: " + str(error)
-    try:
-        with set_current_vllm_config(config):
-            get_model_loader(config.load_config).load_model(config, config.model_config)
-    except Exception as error:
-        return type(error).__name__ + ": " + str(error)
-    return "no refusal"
-
-if __name__ == "__main__":
-    model, cases = json.loads(sys.argv[1])
-    base = dict(model=model, max_model_len=128, enforce_eager=True)
-    print("REASONS " + json.dumps({name: reason_of({**base, **case}) for name, case in cases.items()}))
-"""
-HASHES = """
-import json, sys
-from vllm.engine.arg_utils import EngineArgs
-from vllm.compilation.caching import aot_compile_hash_factors
-
-if __name__ == "__main__":
-    model, cases = json.loads(sys.argv[1])
-    configs = [EngineArgs(model=model, **case).create_engine_config() for case in cases]
-    keys = [str(aot_compile_hash_factors(config)) for config in configs]
-    print("KEYS " + json.dumps(keys))
-"""
+def refusals(vllms: Nursery, model: Path, cases: dict[str, dict[str, Any]], **how: Any) -> dict[str, str]:
+    child = vllms.start("tests.attention.vllm_run:refusals", model=str(model), cases=cases, **how)
+    reasons: dict[str, str] = child.result()
+    return reasons
 
 
-def run(program: str, *payload: Any, **env: str) -> Any:
-    result = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(payload)],
-        capture_output=True,
-        text=True,
-        env=environment(**env),
-        timeout=240,
-        check=False,
-    )
-    lines = [line for line in result.stdout.splitlines() if re.match("[A-Z]+ [{[]", line)]
-    assert lines, result.stderr[-4000:]
-    return json.loads(lines[-1].partition(" ")[2])
-
-
-def test_each_setting_that_cannot_work_is_refused_by_name(model: Path) -> None:
+def test_each_setting_that_cannot_work_is_refused_by_name(vllms: Nursery, model: Path) -> None:
     on = attention(1)
     cases: dict[str, dict[str, Any]] = {
         "--load-format ffn_faas without an afd block": {"load_format": "ffn_faas"},
@@ -78,37 +35,32 @@ def test_each_setting_that_cannot_work_is_refused_by_name(model: Path) -> None:
         "afd.role is 'ffn'": attention(1, role="ffn"),
         "enable_multithread_load": {**on, "model_loader_extra_config": {"enable_multithread_load": True}},
     }
-    reasons = run(CONFIGURE, str(model), cases)
+    reasons = refusals(vllms, model, cases)
     for name, reason in reasons.items():
         assert re.match(r"(UsageError|LaunchDisagreement): ", reason), (name, reason)
         assert name in reason
 
 
-def test_a_vllm_that_was_never_tried_is_refused_and_the_environment_lifts_it(model: Path) -> None:
-    pretend = CONFIGURE.replace(
-        "import json, sys",
-        "import json, sys\nfrom ffn_faas.attention import compat\ncompat.vllm_version = lambda: '0.99.0'",
-        1,
-    )
-    unreachable = {"connector_extra_config": {"attach_timeout_s": 0.1}}
-    cases = {"block": attention(1, **unreachable)}
-    reasons = run(pretend, str(model), cases)
-    assert "vllm 0.99.0: was never tried" in reasons["block"]
-    lifted = run(pretend, str(model), cases, FFN_FAAS_ALLOW_UNTRIED_VLLM="1")
+def test_a_vllm_that_was_never_tried_is_refused_and_the_environment_lifts_it(vllms: Nursery, model: Path) -> None:
+    cases = {"block": attention(1, connector_extra_config={"attach_timeout_s": 0.1})}
+    untried = {"pretended_version": "0.99.0"}
+    assert "vllm 0.99.0: was never tried" in refusals(vllms, model, cases, **untried)["block"]
+    lifted = refusals(vllms, model, cases, env={"FFN_FAAS_ALLOW_UNTRIED_VLLM": "1"}, **untried)
     assert "did not answer within" in lifted["block"]
 
 
-def test_an_afd_block_changes_the_compile_cache_key(model: Path) -> None:
-    stock, with_block, again = run(HASHES, str(model), [{}, attention(8100), attention(8100)])
+def test_an_afd_block_changes_the_compile_cache_key(vllms: Nursery, model: Path) -> None:
+    cases: list[dict[str, Any]] = [{}, attention(8100), attention(8100)]
+    keys = vllms.start("tests.attention.vllm_run:compile_cache_keys", model=str(model), cases=cases)
+    stock, with_block, again = keys.result()
     assert stock != with_block
     assert with_block == again
 
 
-def test_an_afd_block_without_the_load_format_names_the_remedy(model: Path) -> None:
-    with vllm(model, additional_config={"afd": {"role": "attention"}}) as process:
-        process.wait(120)
-        assert process.returncode != 0
-        assert "add --load-format ffn_faas" in log_of(process)
+def test_an_afd_block_without_the_load_format_names_the_remedy(vllms: Nursery, model: Path) -> None:
+    child = vllms.start_run(run_of(model, additional_config={"afd": {"role": "attention"}}))
+    assert child.wait() != 0
+    assert "add --load-format ffn_faas" in child.log()
 
 
 def test_without_an_afd_block_vllm_answers_as_if_the_plugin_were_not_there(
@@ -119,37 +71,36 @@ def test_without_an_afd_block_vllm_answers_as_if_the_plugin_were_not_there(
         assert "remote layers" not in log_of(process)
 
 
-def test_over_tcp_every_token_and_logprob_equals_stock(model: Path, stock_answers: list[Any]) -> None:
+def test_over_tcp_every_token_and_logprob_equals_stock(vllms: Nursery, model: Path, stock_answers: list[Any]) -> None:
     """With the kernel of vLLM; tests/e2e has the same over shared memory."""
-    f = f_rank(model, "--moe-kernel", "vllm", "--connector", "tcp")
-    with f as (_, port), vllm(model, **attention(port)) as process:
-        assert answers(process) == stock_answers
-        log = log_of(process)
+    with vllms.f_rank(model, "--connector", "tcp") as (_, port):
+        child = vllms.start_run(run_of(model, **attention(port)))
+        assert chosen(child.result()) == stock_answers
+        log = child.log()
         assert "Attention holds 0 bytes of routed experts in 4 remote layers; 96 expert tensors were not read" in log
     assert len({token for tokens, _ in stock_answers for token in tokens}) >= 10
 
 
-def test_weightless_runs_need_no_weights_on_either_side(model: Path) -> None:
+def test_weightless_runs_need_no_weights_on_either_side(vllms: Nursery, model: Path) -> None:
     with f_rank(model, "--load-format", "dummy") as (_, port):
-        settings = attention(port)
-        with vllm(model, tokens=2, **settings, model_loader_extra_config={"dummy": True}) as process:
-            assert [len(tokens) for tokens, _ in answers(process)] == [2] * len(PROMPTS)
+        weightless = {**attention(port), "model_loader_extra_config": {"dummy": True}}
+        answers = answers_of(vllms, model, tokens=2, **weightless)
+        assert [len(tokens) for tokens, _ in answers] == [2] * len(PROMPTS)
 
 
-def test_a_mismatch_ends_vllm_with_the_text_of_f_and_f_keeps_serving(model: Path) -> None:
+def test_a_mismatch_ends_vllm_with_the_text_of_f_and_f_keeps_serving(vllms: Nursery, model: Path) -> None:
     with f_rank(model, "--dtype", "float16") as (f, port):
-        with vllm(model, **attention(port)) as process:
-            process.wait(120)
-            assert process.returncode != 0
-            assert "dtype: Attention has bfloat16, F has float16; give both sides the same --dtype" in log_of(process)
+        child = vllms.start_run(run_of(model, **attention(port)))
+        assert child.wait() != 0
+        assert "dtype: Attention has bfloat16, F has float16; give both sides the same --dtype" in child.log()
         assert f.poll() is None
 
 
 def test_killing_f_ends_the_request_within_seconds_and_no_wrong_token_is_said(
-    model: Path, stock_answers: list[Any]
+    vllms: Nursery, model: Path, stock_answers: list[Any]
 ) -> None:
     with (
-        f_rank(model, "--moe-kernel", "vllm") as (f, port),
+        vllms.f_rank(model) as (f, port),
         vllm(model, tokens=100, **attention(port)) as process,
     ):
         assert process.stdout is not None
@@ -157,7 +108,7 @@ def test_killing_f_ends_the_request_within_seconds_and_no_wrong_token_is_said(
         while not first.startswith("ANSWER"):
             first = process.stdout.readline()
             assert first, log_of(process)[-4000:]
-        f.kill()
+        f.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         rest = process.stdout.read()
         process.wait(30)

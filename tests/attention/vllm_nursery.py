@@ -1,10 +1,9 @@
-"""A process that has imported vLLM once and forks for every run: the import costs more than a tiny model's answers.
+"""A process that has imported vLLM once and forks for every use: the import costs more than a tiny model's answers.
 
-``python -m tests.attention.vllm_nursery``: a request is one JSON line on stdin, a list of runs that go on side by side;
-its answer is one line on stdout, the exit status of each. A run has ``settings`` of ``LLM``, ``env``, ``prompts``,
-``tokens``, ``logprobs`` (how many tokens at each position, 1 if absent), ``unsliced`` (if true, every rank sends all
-rows), ``watch`` (if true, its report has the order of events in the MoE layers) and the path of its ``report``; its log
-is beside that.
+``python -m tests.attention.vllm_nursery``: each request is one JSON line on stdin, its answer one line on stdout.
+``{"start": {"function", "arguments", "env", "report"}}`` forks, with the answer the process id: the child calls
+``function`` ("module:name") with the keywords ``arguments`` and writes what it returns to the path ``report``; its
+log is beside that. ``{"wait": pid}`` gives its exit code once it has ended, ``{"poll": pid}`` that or null.
 Workers of vLLM are forks too: its own multi-process executor, without importing everything again in each.
 """
 
@@ -15,22 +14,21 @@ import importlib
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from ffn_faas.demo.ports import free_ports
 from tests.vllm_models import look_at_classes_in_process
 
 ROOT = Path(__file__).parents[2]
-IMPORTED_BY_EVERY_RUN = (
+IMPORTED_BY_EVERY_CHILD = (
     "compressed_tensors",
     "ffn_faas.attention.compat",
     "ffn_faas.attention.data_plane",
@@ -38,6 +36,7 @@ IMPORTED_BY_EVERY_RUN = (
     "ffn_faas.attention.ops",
     "ffn_faas.connectors.shm_client",
     "ffn_faas.experts.fingerprint",
+    "tests.attention.vllm_run",
     "torch._dynamo",
     "torch._inductor.compile_fx",
     "vllm.entrypoints.llm",
@@ -50,35 +49,91 @@ IMPORTED_BY_EVERY_RUN = (
 )
 
 
-class Nursery:
-    """The side of the tests.
+class Child:
+    """A process that the nursery forked, once the nursery has answered."""
 
-    A report has the ``answers`` of a run, each its tokens and the log-probabilities at every position; ``layers``, the
-    name of each layer of routed experts that the main process holds and the bytes of its weights; the
-    ``resident_bytes`` of it after the answers; and the ``cpu_seconds`` that it took.
-    """
+    def __init__(self, nursery: Nursery, pid: int, report: Path) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._report = report
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._code = self._nursery.ask({"poll": self.pid})
+        return self._code
+
+    def wait(self) -> int:
+        """The exit code, negative for a signal. Blocks, and every other question to the nursery with it."""
+        if self._code is None:
+            self._code = self._nursery.ask({"wait": self.pid})
+        assert self._code is not None
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def log(self) -> str:
+        return Path(f"{self._report}.log").read_text(errors="replace")
+
+    def result(self) -> Any:
+        """What the function returned, once it has ended well. Blocks."""
+        assert self.wait() == 0, self.log()[-6000:]
+        return json.loads(self._report.read_text())
+
+
+class Nursery:
+    """The side of the tests."""
 
     def __init__(self, directory: Path, process: subprocess.Popen[str]) -> None:
         self._directory = directory
         self._process = process
-        self._runs = 0
+        self._children = 0
+        self._lock = threading.Lock()
+
+    def start(self, function: str, /, env: dict[str, str] | None = None, **arguments: Any) -> Child:
+        """A child that calls ``function`` ("module:name") in an environment with ``env`` added."""
+        self._children += 1
+        report = self._directory / f"child{self._children}.json"
+        started = {"function": function, "arguments": arguments, "env": env or {}, "report": str(report)}
+        return Child(self, self.ask({"start": started}), report)
+
+    def start_run(self, run: dict[str, Any]) -> Child:
+        """A child with the keywords of ``vllm_run.run``; ``env``, if in it, is its environment's."""
+        return self.start("tests.attention.vllm_run:run", **run)
 
     def run(self, *runs: dict[str, Any]) -> list[Any]:
-        """The reports of ``runs``, in order, once all of them have ended well. Blocks."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        reports = []
-        for run in runs:
-            self._runs += 1
-            reports.append(self._directory / f"run{self._runs}.json")
-            run["report"] = str(reports[-1])
-        self._process.stdin.write(json.dumps(runs) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        logs = "\n".join(Path(f"{report}.log").read_text(errors="replace")[-6000:] for report in reports)
-        assert answer, logs
-        assert json.loads(answer) == [0] * len(runs), logs
-        return [json.loads(report.read_text()) for report in reports]
+        """The reports of ``vllm_run.run``, in order, once all ``runs``, side by side, have ended well. Blocks."""
+        children = [self.start_run(run) for run in runs]
+        codes = [child.wait() for child in children]
+        assert codes == [0] * len(codes), "\n".join(child.log()[-6000:] for child in children)
+        return [child.result() for child in children]
+
+    @contextmanager
+    def f_rank(
+        self, model: Path, *flags: str, main: str = "ffn_faas.cli:main", port: int | None = None
+    ) -> Iterator[tuple[Child, int]]:
+        """One F rank with ``--moe-kernel vllm``, on a free port unless one is given; stopped at the end."""
+        port = port or free_ports()
+        arguments = ["serve", str(model), "--port", str(port), "--moe-kernel", "vllm", *flags]
+        child = self.start("tests.attention.vllm_nursery:exit_as", main=main, arguments=arguments)
+        try:
+            yield child, port
+        finally:
+            child.send_signal(signal.SIGTERM)
+            child.wait()
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """The answer to ``request``. Blocks."""
+        with self._lock:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        assert answer, "the nursery has died"
+        return json.loads(answer)
 
 
 @contextmanager
@@ -102,10 +157,20 @@ def nursery(env: dict[str, str]) -> Iterator[Nursery]:
             process.communicate(timeout=30)
 
 
+def exit_as(main: str, arguments: list[str]) -> None:
+    """Ends this process as the command line program ``main`` ("module:name") does."""
+    sys.exit(_found(main)(arguments))
+
+
+def _found(function: str) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def main() -> None:
     from vllm.v1.executor import multiproc_executor
 
-    for name in IMPORTED_BY_EVERY_RUN:
+    for name in IMPORTED_BY_EVERY_CHILD:
         importlib.import_module(name)
     from torch._inductor.codecache import CacheBase
 
@@ -115,93 +180,25 @@ def main() -> None:
     look_at_classes_in_process()
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     for line in sys.stdin:
-        children = []
-        for run in json.loads(line):
-            child = os.fork()
-            if child == 0:
-                _run(run)
+        ((verb, what),) = json.loads(line).items()
+        if verb == "start":
+            answer = os.fork()
+            if answer == 0:
+                _become(what)
                 return
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(json.dumps(codes), flush=True)
+        else:
+            pid, status = os.waitpid(what, os.WNOHANG if verb == "poll" else 0)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        print(json.dumps(answer), flush=True)
 
 
-def _run(run: dict[str, Any]) -> None:
-    log = os.open(run["report"] + ".log", os.O_WRONLY | os.O_CREAT)
+def _become(child: dict[str, Any]) -> None:
+    log = os.open(child["report"] + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
-    os.environ.update(run["env"])
-    if run.get("unsliced"):
-        _send_all_rows()
-    import torch
-    from vllm import LLM, SamplingParams
-
-    # Eager vLLM still compiles how it ranks log-probabilities, which takes longer than all the rest.
-    torch._dynamo.config.disable = run["settings"]["enforce_eager"]
-    llm = LLM(**run["settings"])
-    best = run.get("logprobs", 1)
-    sampling = SamplingParams(temperature=0, max_tokens=run["tokens"], logprobs=best, ignore_eos=True)
-    answers, events = [], list[str]()
-    with _watched(llm, events) if run.get("watch") else nullcontext():
-        for prompt in run["prompts"]:
-            output = llm.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
-            logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
-            answers.append([list(output.token_ids), logprobs])
-    layers = [] if len(multiprocessing.active_children()) else llm.apply_model(_routed_experts)[0]
-    resident_bytes = psutil.Process().memory_info().rss
-    llm.llm_engine.engine_core.shutdown()
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    report = {
-        "answers": answers,
-        "layers": layers,
-        "events": events,
-        "resident_bytes": resident_bytes,
-        "cpu_seconds": seconds,
-    }
-    Path(run["report"]).write_text(json.dumps(report))
-
-
-def _routed_experts(model: Any) -> list[tuple[str, int]]:
-    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-
-    return [
-        (
-            layer.layer_name,
-            sum(weight.nbytes for name, weight in layer.named_parameters() if name != "e_score_correction_bias"),
-        )
-        for layer in model.modules()
-        if isinstance(layer, RoutedExperts)
-    ]
-
-
-@contextmanager
-def _watched(llm: Any, events: list[str]) -> Iterator[None]:
-    """While it lasts ``events`` gets our ops by name and ``shared experts`` at each begin; one rank, eager."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Ops(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.namespace == "ffn_faas":
-                events.append(func.name().partition("::")[2])
-            return func(*args, **(kwargs or {}))
-
-    def hook(model: Any) -> None:
-        for name, module in model.named_modules():
-            if name.endswith(".shared_expert"):
-                module.register_forward_pre_hook(lambda *_: events.append("shared experts"))
-
-    llm.apply_model(hook)
-    with Ops():
-        yield
-
-
-def _send_all_rows() -> None:
-    """Every tensor parallel rank sends all rows of its batch to F, none a slice."""
-    from ffn_faas.attention.compat import ranks
-    from ffn_faas.attention.remote_experts import Rows
-
-    ranks.rows_of_rank = lambda moe_config: Rows()
+    os.environ.update(child["env"])
+    result = _found(child["function"])(**child["arguments"])
+    Path(child["report"]).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

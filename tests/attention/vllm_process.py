@@ -14,6 +14,8 @@ from typing import Any
 
 from ffn_faas.demo.ports import free_ports
 
+from .vllm_nursery import Nursery
+
 PROMPTS = ["The sea is", "A long time ago", "When the sun"]
 SMALL = {
     "max_model_len": 128,
@@ -110,3 +112,23 @@ def attention(port: int, **block: Any) -> dict[str, Any]:
         "load_format": "ffn_faas",
         "additional_config": {"afd": {"role": "attention", "port": port, **block}},
     }
+
+
+def run_of(model: Path, tokens: int = 16, env: dict[str, str] | None = None, **settings: Any) -> dict[str, Any]:
+    """What the nursery needs to do as ``vllm`` does in a process of its own."""
+    merged = {**SMALL, **settings, "model": str(model)}
+    return {"settings": merged, "prompts": PROMPTS, "tokens": tokens, "env": env or {}}
+
+
+def answers_of(vllms: Nursery, model: Path, **run: Any) -> list[Any]:
+    """Every answer of ``run_of(model, **run)``: its tokens and their log-probabilities."""
+    (report,) = vllms.run(run_of(model, **run))
+    return chosen(report)
+
+
+def chosen(report: dict[str, Any]) -> list[Any]:
+    """The answers of a report with the log-probabilities of the tokens that were said, and of no others."""
+    return [
+        [tokens, [position[str(token)] for token, position in zip(tokens, positions, strict=True)]]
+        for tokens, positions in report["answers"]
+    ]

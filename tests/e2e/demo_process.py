@@ -39,16 +39,25 @@ class Running:
         wait_until(lambda: text in self.log() or self.process.poll() is not None, PATIENCE_S)
         assert text in self.log(), self.log()
 
+    def wait_for_process(self, *words: str) -> None:
+        """Until ``find`` finds one: the last that a demo starts is vLLM's worker."""
+        wait_until(lambda: bool(self._matching(*words)) or self.process.poll() is not None, PATIENCE_S)
+        self.find(*words)
+
     def find(self, *words: str) -> psutil.Process:
         """The deepest process of the tree whose command line holds all words."""
+        matching = self._matching(*words)
+        assert matching, f"no process with {words}"
+        return matching[-1]
+
+    def _matching(self, *words: str) -> list[psutil.Process]:
         matching = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 command = " ".join(process.cmdline())
                 if all(word in command for word in words):
                     matching.append(process)
-        assert matching, f"no process with {words}"
-        return matching[-1]
+        return matching
 
 
 class Demos:

@@ -21,8 +21,8 @@ from ffn_faas.demo.families import FAMILIES
 from ffn_faas.demo.ports import free_ports
 from ffn_faas.demo.report import LARGEST_ERROR_RATIO
 from ffn_faas.demo.shapes import shape_for
-from tests.attention.vllm_nursery import Nursery, nursery
-from tests.attention.vllm_process import attention, environment
+from tests.attention.vllm_nursery import Nursery
+from tests.attention.vllm_process import attention
 
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @contextmanager
-def f_world(model: Path, ranks: int, kernel: str = "vllm", *flags: str) -> Iterator[int]:
+def f_world(model: Path, ranks: int, kernel: str, *flags: str) -> Iterator[int]:
     """Yields the port of F rank 0."""
     port, master = free_ports(ranks), free_ports()
     command = [sys.executable, "-m", "ffn_faas", "serve", str(model), "--port", str(port), "--moe-kernel", kernel]
@@ -62,13 +62,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("architectures")
 
 
-@pytest.fixture(scope="module")
-def vllms(models: Path) -> Iterator[Nursery]:
-    env = environment(VLLM_CACHE_ROOT=str(models / "vllm-cache"), HF_HUB_OFFLINE="1")
-    with nursery(env) as made:
-        yield made
-
-
 def checkpoint(models: Path, arch: str) -> Path:
     make_checkpoint(models / arch, arch)
     return models / arch
@@ -87,7 +80,7 @@ def test_every_token_and_logprob_equals_stock(models: Path, vllms: Nursery, arch
     settings = {**SETTINGS, "model": str(model), "enforce_eager": mode == "eager"}
     asked = {"prompts": prompts(6), "tokens": 48, "logprobs": 5}
     (stock,) = vllms.run({**asked, "settings": settings, "env": {"VLLM_PLUGINS": ""}})
-    with f_world(model, ranks=1) as port:
+    with vllms.f_rank(model) as (_, port):
         (remote,) = vllms.run({**asked, "settings": settings | attention(port), "env": {}})
     spoken = [tokens for tokens, _ in stock["answers"]]
     assert [len(tokens) for tokens in spoken] == [48] * 6

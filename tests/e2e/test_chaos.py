@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from ffn_faas.demo.checkpoint import make_checkpoint
 from ffn_faas.demo.corpus import prompts
-from tests.attention.vllm_nursery import nursery
-from tests.attention.vllm_process import SMALL, attention, environment, f_rank
+from tests.attention.vllm_nursery import Child, Nursery
+from tests.attention.vllm_process import SMALL, attention
 
 from .demo_process import Demos
 
@@ -33,32 +32,28 @@ def test_f_killed_and_restarted_under_load_fails_no_request_and_changes_no_token
     assert figures["longest_gap_s"] > 1, "F was really away"
 
 
-def test_f_killed_twice_while_vllm_answers_changes_no_token(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("vllm")
+def test_f_killed_twice_while_vllm_answers_changes_no_token(vllms: Nursery, tmp_path: Path) -> None:
     model = tmp_path / "model"
     layers = make_checkpoint(model).layers
     asked = {"prompts": prompts(3), "tokens": TOKENS}
     settings = {**SMALL, "max_model_len": 256, "max_num_batched_tokens": 256, "model": str(model)}
-    with nursery(environment(VLLM_CACHE_ROOT=str(tmp_path / "vllm-cache"))) as vllms, ThreadPoolExecutor(1) as executor:
-        (stock,) = vllms.run({**asked, "settings": settings, "env": {"VLLM_PLUGINS": ""}})
-        with f_rank(model, "--moe-kernel", "vllm") as (f, port):
-            remote = {**settings, **attention(port, **PATIENT)}
-            answered = executor.submit(vllms.run, {**asked, "settings": remote, "env": {}})
-            kill_once_it_has_answered(f, port, 50 * layers, answered)
-        with f_rank(model, "--moe-kernel", "vllm", port=port) as (f, _):
-            kill_once_it_has_answered(f, port, 50 * layers, answered)
-        with f_rank(model, "--moe-kernel", "vllm", port=port):
-            (held,) = answered.result(240)
-            assert steps(port) >= 50 * layers
-    assert held["answers"] == stock["answers"]
+    (stock,) = vllms.run({**asked, "settings": settings, "env": {"VLLM_PLUGINS": ""}})
+    with vllms.f_rank(model) as (f, port):
+        held = vllms.start_run({**asked, "settings": {**settings, **attention(port, **PATIENT)}})
+        kill_once_it_has_answered(f, port, 50 * layers, held)
+    with vllms.f_rank(model, port=port) as (f, _):
+        kill_once_it_has_answered(f, port, 50 * layers, held)
+    with vllms.f_rank(model, port=port):
+        answers = held.result()["answers"]
+        assert steps(port) >= 50 * layers
+    assert answers == stock["answers"]
 
 
-def kill_once_it_has_answered(f: Any, port: int, least: int, answered: Future[Any]) -> None:
-    wait_until(lambda: answered.done() or steps(port) >= least)
-    assert not answered.done(), "vLLM has to be on its way when F dies"
-    f.kill()
-    f.wait(30)
+def kill_once_it_has_answered(f: Child, port: int, least: int, answered: Child) -> None:
+    wait_until(lambda: answered.poll() is not None or steps(port) >= least)
+    assert answered.poll() is None, "vLLM has to be on its way when F dies"
+    f.send_signal(signal.SIGKILL)
+    assert f.wait() == -signal.SIGKILL
 
 
 def steps(port: int) -> int:

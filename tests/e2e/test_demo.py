@@ -16,7 +16,7 @@ NEAR_TIE = 0.5
 """Natural logarithm: how far apart two tokens may be on stock where several F ranks choose the other one. Their
 partial sums round elsewhere; bfloat16 logits of about 16 are 0.0625 apart, and an earlier layer's router may turn."""
 
-MODES = pytest.mark.parametrize("mode", ["--eager", "--compiled"])
+THREE_RANKS = ("--eager", "--ffn-ranks", "3")
 
 
 def require_a_speaking_subject(figures: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ def require_a_speaking_subject(figures: dict[str, Any]) -> None:
     assert figures["distinct_tokens"] >= 20
 
 
-@MODES
+@pytest.mark.parametrize("mode", [pytest.param("--eager", marks=pytest.mark.large), "--compiled"])
 def test_one_f_rank_with_vllms_kernel_gives_every_token_and_logprob_of_stock(demos: Demos, mode: str) -> None:
     figures = demos.figures(mode)
     require_a_speaking_subject(figures)
@@ -36,7 +36,7 @@ def test_one_f_rank_with_vllms_kernel_gives_every_token_and_logprob_of_stock(dem
 
 @pytest.mark.parametrize("mode", ["--eager", pytest.param("--compiled", marks=pytest.mark.large)])
 def test_three_f_ranks_part_from_stock_only_at_near_ties(demos: Demos, mode: str) -> None:
-    figures = demos.figures(mode, "--ffn-ranks", "3")
+    figures = demos.figures(mode, *THREE_RANKS[1:])
     require_a_speaking_subject(figures)
     assert figures["ffn_ranks"] == 3
     assert figures["max_layer_error_ratio"] <= 1.25
@@ -53,14 +53,14 @@ def test_answers_hang_on_the_experts(demos: Demos) -> None:
 
 
 def test_attention_holds_no_expert_bytes_in_any_layer(demos: Demos) -> None:
-    figures = demos.figures("--eager")
+    figures = demos.figures(*THREE_RANKS)
     assert figures["attention_expert_bytes"] == 0
     assert figures["remote_layers"] == 4
     assert figures["stock_expert_bytes"] == 4 * 8 * 3 * 256 * 128 * 2
 
 
 def test_the_json_names_every_promised_figure(demos: Demos) -> None:
-    figures = demos.figures("--eager")
+    figures = demos.figures(*THREE_RANKS)
     promised = (
         "arch ffn_ranks moe_kernel tokens_equal tokens_compared distinct_tokens max_logprob_diff max_layer_error_ratio "
         "attention_expert_bytes stock_expert_bytes f_ready_s attention_ready_s tokens_per_s stock_tokens_per_s"
