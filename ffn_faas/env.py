@@ -10,6 +10,7 @@ from ffn_faas.errors import UsageError
 
 log = logging.getLogger(__name__)
 PREFIX = "FFN_FAAS_"
+_VLLM_PROCESS = PREFIX + "VLLM_PROCESS"
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -36,6 +37,16 @@ def token() -> str | None:
 def allow_untried_vllm() -> bool:
     """FFN_FAAS_ALLOW_UNTRIED_VLLM=1: run in a vLLM version that was never tried."""
     return os.environ.get(PREFIX + "ALLOW_UNTRIED_VLLM", "") in ("1", "true", "yes")
+
+
+def vllm_process() -> int | None:
+    """The first process of the vLLM that this one belongs to; None where ``set_vllm_process`` has named none."""
+    return _integer(_VLLM_PROCESS, 0) or None
+
+
+def set_vllm_process(pid: int) -> None:
+    """Name ``pid`` to this process and those that it starts."""
+    os.environ[_VLLM_PROCESS] = str(pid)
 
 
 def rank() -> int:

@@ -202,9 +202,13 @@ def open_session(
     log: logging.Logger,
     make_plane: Callable[[MoESpec], DataPlane] = shared_memory,
 ) -> Attached:
-    """Attach to every F rank; blocks until F answers. The torch ops exist after it."""
-    from ffn_faas.attention import cam_ops, device_ops, ops
+    """Attach to every F rank; blocks until F answers. The torch ops exist after it.
 
+    From here on this process ends when the vLLM that it belongs to does.
+    """
+    from ffn_faas.attention import cam_ops, device_ops, ops, orphan
+
+    orphan.end_with_first_process(log)
     plane = make_plane(model.spec)
     if attach.transport == "cam":
         cam_ops.load()

@@ -9,6 +9,7 @@ def register() -> None:
     Both delegate to vLLM's own code unless ``--additional-config`` holds an ``afd`` block of role ``attention``.
     Opens no connection: the process may fork afterwards. Idempotent.
     """
-    from ffn_faas.attention import compat
+    from ffn_faas.attention import compat, orphan
 
+    orphan.mark_first_process()
     compat.register_with_vllm()

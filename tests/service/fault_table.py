@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 FILES = (
     "tests/service/test_faults.py",
     "tests/service/test_fault_stops.py",
+    "tests/service/test_fault_server.py",
     "tests/service/test_ready.py",
 )
 HEAD = ("who", "rows over", "where F stands", "what happens", "seen")

@@ -41,9 +41,9 @@ def cells(over_tcp=(), seldom=()):
     ]
 
 
-def gated_world(directory, over, **options):
-    """Two gated F ranks whose rows travel ``over`` shm or tcp."""
-    return GatedWorld(directory, flags=["--connector", over], **options)
+def gated_world(directory, over, ranks=2, **options):
+    """Gated F ranks whose rows travel ``over`` shm or tcp."""
+    return GatedWorld(directory, ranks, flags=["--connector", over], **options)
 
 
 class AttentionProcess:

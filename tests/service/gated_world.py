@@ -32,18 +32,32 @@ def wait_until(condition, timeout=PATIENCE_S, what="it"):
 class GatedWorld:
     """``ranks`` processes, started here or by torchrun, that stop at closed gates; all of it ends with the block."""
 
-    def __init__(self, directory, ranks=2, *, torchrun=False, closed=(), flags=(), max_restarts=0, environment=()):
+    def __init__(
+        self,
+        directory,
+        ranks=2,
+        *,
+        torchrun=False,
+        closed=(),
+        flags=(),
+        max_restarts=0,
+        environment=(),
+        model=None,
+        dtype="float32",
+    ):
+        """``model``: a directory with a config.json, instead of the daemon tests' own."""
         self.directory, self.ranks = directory, ranks
         self.gates, self.records = directory / "gates", directory / "records"
         self._environment = dict(environment)
         self.gates.mkdir(parents=True)
-        model = directory / "model"
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(CONFIG))
+        if model is None:
+            model = directory / "model"
+            model.mkdir()
+            (model / "config.json").write_text(json.dumps(CONFIG))
         for place in closed:
             self.close(place)
         self.model, self.port, self.client = model, free_port(ranks), httpx.Client(timeout=10)
-        arguments = [str(self.gates), str(model), "--load-format", "dummy", "--dtype", "float32"]
+        arguments = [str(self.gates), str(model), "--load-format", "dummy", "--dtype", dtype]
         arguments += ["--port", str(self.port), "--exit-record", str(self.records), *flags]
         self.shared_memory: set[Path] = set()
         if torchrun:
