@@ -40,7 +40,12 @@ class Browser:
             program = executable()
             assert program is not None
             flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-            flags += ["--remote-debugging-port=0", f"--user-data-dir={profile}", "--window-size=1200,900"]
+            flags += [
+                "--remote-debugging-port=0",
+                f"--user-data-dir={profile}",
+                "--window-size=1200,900",
+                "--hide-scrollbars",
+            ]
             process = subprocess.Popen(
                 [program, *flags, "about:blank"],
                 stderr=subprocess.DEVNULL,

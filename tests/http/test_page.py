@@ -216,6 +216,7 @@ def test_a_busy_f_is_shown_and_its_death_and_return(browser, tmp_path):
             _read_the_heat_map(browser, tmp_path)
             daemon.signal(signal.SIGKILL)
             browser.wait("document.body.dataset.state === 'unreachable'", 60)
+            assert re.fullmatch(r"last answer .+ ago", browser.text("#age"))
             assert "then ready. What stands below is from then." in browser.text("#banner")
             assert float(browser.ask("getComputedStyle(document.querySelector('main')).opacity")) < 1, "not as if live"
             browser.picture(tmp_path / "away.png")

@@ -20,7 +20,7 @@ import pytest
 
 from ffn_faas.demo.checkpoint import make_checkpoint
 from tests.service.daemon import free_port
-from tests.service.faults import F_GATE, F_PHASE, PHASES, gated_world
+from tests.service.faults import F_GATE, PHASES, gated_world
 from tests.service.gated_world import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.large, pytest.mark.timeout(900)]
@@ -137,7 +137,7 @@ def test_the_api_server_is_killed(tmp_path, model, over, phase, record_property)
         if phase == "draining":
             assert world.processes[0].wait(30) == 0, world.log()
             return
-        assert world.phase(0) in (F_PHASE.get(phase, "ready"), "ready")
+        assert world.phase(0) in (F_GATE.get(phase, "ready"), "ready")
 
 
 @pytest.mark.parametrize(("over", "phase"), [cell for cell in CELLS if cell.values[1] in ("idle", "mid-compute")])

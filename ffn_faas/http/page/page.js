@@ -33,6 +33,7 @@ function away(error) {
   const before = last ? ` Last seen ${new Date(lastAt).toLocaleTimeString()}, then ${last.ranks[0]?.phase ?? "unknown"}.` : "";
   banner(`F does not answer (${error.message}).${before} ${last ? "What stands below is from then. " : ""}This page goes on by itself when F is back.`);
   document.body.dataset.state = "unreachable";
+  age();
   turn = 0;
 }
 
@@ -61,6 +62,7 @@ function standing(ranks, here) {
   badge(phase === "ready" && problem ? "stuck" : phase, bad ? "bad" : phase === "ready" ? "good" : "busy");
   banner(problem ? `F rank ${problem.rank}: ${problem.reason ?? problem.unreachable}` : "");
   document.body.dataset.state = phase;
+  age();
   byId("model").textContent = here.model;
   const names = worst.phase === "failed" ? [...Object.keys(worst.phase_seconds)] : PHASES.filter((name) => name !== "pairing" || name in (worst.phase_seconds ?? {}));
   const own = worst.phase_seconds ?? {};
@@ -181,6 +183,12 @@ function banner(text) {
   if (shown.textContent !== text) shown.textContent = text;
 }
 
+function age() {
+  const since = (Date.now() - lastAt) / 1000;
+  const live = since < 2.5 && document.body.dataset.state !== "unreachable";
+  byId("age").textContent = !lastAt ? "" : live ? "live" : `last answer ${seconds(since)} ago`;
+}
+
 const THEMES = ["auto", "light", "dark"];
 function theme(name) {
   if (name === "auto") delete document.documentElement.dataset.theme;
@@ -196,9 +204,5 @@ byId("theme").addEventListener("click", () => {
 });
 theme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "auto");
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => heat.draw());
-setInterval(() => {
-  const since = (Date.now() - lastAt) / 1000;
-  const live = since < 2.5 && document.body.dataset.state !== "unreachable";
-  byId("age").textContent = !lastAt ? "" : live ? "live" : `last answer ${seconds(since)} ago`;
-}, 500);
+setInterval(age, 500);
 poll();
