@@ -15,7 +15,7 @@ from ffn_faas.cli import main
 from tests import traces
 from tests.cam.model import Reference, TinyModel
 from tests.cam.world import ARank, f_world, together
-from tests.service.gated_world import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(native.optional_library("cam_twin") is None, reason="built without the twin")
 MODEL = TinyModel()

@@ -17,6 +17,7 @@ from ffn_faas.connectors.shm import ShmConnector
 from ffn_faas.connectors.shm_client import fetch_windows
 from ffn_faas.errors import HandshakeRefused, ResourceError
 from tests.connectors.processes import Attention, Service
+from tests.waiting import wait_until
 
 GEOMETRY = WindowGeometry(stages=1, capacity=6, hidden_size=16, top_k=3, element_size=4)
 EPOCH = 3
@@ -40,13 +41,6 @@ def services():
 
 def shared_memory_of_this_process() -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:ffn_faas" in line]
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
 
 
 def test_a_ticket_is_good_for_one_peer(connector: ShmConnector) -> None:
@@ -166,7 +160,7 @@ def test_attention_killed_after_a_dispatch_costs_only_its_own_link(services: lis
     assert victim.end() == -signal.SIGKILL
     survivor.expect("done 500")
     assert survivor.end() == 0
-    wait_until(lambda: not shared_memory_of_this_process())
+    wait_until(lambda: not shared_memory_of_this_process(), 10)
     assert set(Path("/dev/shm").iterdir()) <= before
     assert [service.connector.take_faults() for service in services] == [[], []]
 
@@ -184,4 +178,4 @@ def test_attention_killed_at_any_moment_leaves_f_serving_the_next(services: list
     last.start()
     last.expect("done 200")
     assert last.end() == 0
-    wait_until(lambda: not shared_memory_of_this_process())
+    wait_until(lambda: not shared_memory_of_this_process(), 10)

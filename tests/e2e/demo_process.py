@@ -36,12 +36,12 @@ class Running:
 
     def wait_for(self, text: str) -> None:
         """Until stderr holds ``text``."""
-        wait_until(lambda: text in self.log() or self.process.poll() is not None, PATIENCE_S)
+        poll_until(lambda: text in self.log() or self.process.poll() is not None, PATIENCE_S)
         assert text in self.log(), self.log()
 
     def wait_for_process(self, *words: str) -> None:
         """Until ``find`` finds one: the last that a demo starts is vLLM's worker."""
-        wait_until(lambda: bool(self._matching(*words)) or self.process.poll() is not None, PATIENCE_S)
+        poll_until(lambda: bool(self._matching(*words)) or self.process.poll() is not None, PATIENCE_S)
         self.find(*words)
 
     def find(self, *words: str) -> psutil.Process:
@@ -93,9 +93,9 @@ class Demos:
             )
         try:
             yield Running(process, log)
-            wait_until(lambda: process.poll() is not None, 60)
+            poll_until(lambda: process.poll() is not None, 60)
             assert process.poll() is not None, "the demo has not ended"
-            wait_until(lambda: not _children() and not _left_behind(shared_before), 30)
+            poll_until(lambda: not _children() and not _left_behind(shared_before), 30)
             assert _children() == []
             assert _left_behind(shared_before) == set()
         finally:
@@ -107,7 +107,7 @@ def environment(*flags: str) -> dict[str, str]:
     return {**os.environ, **({"TORCHDYNAMO_DISABLE": "1"} if "--eager" in flags else {})}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+def poll_until(condition: Callable[[], bool], seconds: float) -> None:
     """Poll; returns when the condition holds or the time is over."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

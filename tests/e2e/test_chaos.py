@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -14,6 +12,7 @@ from ffn_faas.demo.checkpoint import make_checkpoint
 from ffn_faas.demo.corpus import prompts
 from tests.attention.vllm_nursery import Child, Nursery
 from tests.attention.vllm_process import SMALL, attention
+from tests.waiting import wait_until
 
 from .demo_process import Demos
 
@@ -50,7 +49,7 @@ def test_f_killed_twice_while_vllm_answers_changes_no_token(vllms: Nursery, tmp_
 
 
 def kill_once_it_has_answered(f: Child, port: int, least: int, answered: Child) -> None:
-    wait_until(lambda: answered.poll() is not None or steps(port) >= least)
+    wait_until(lambda: answered.poll() is not None or steps(port) >= least, 240, every_s=0.02)
     assert answered.poll() is None, "vLLM has to be on its way when F dies"
     f.send_signal(signal.SIGKILL)
     assert f.wait() == -signal.SIGKILL
@@ -62,10 +61,3 @@ def steps(port: int) -> int:
         return int(httpx.get(f"http://127.0.0.1:{port}/status").json()["steps"].get("steps", 0))
     except httpx.TransportError:
         return 0
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.02)

@@ -1,7 +1,6 @@
 """The attach socket: grants, refusals, windows, ends."""
 
 import json
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,13 +12,7 @@ from ffn_faas.protocol.window import window_layout
 from ffn_faas.service.lifecycle import Phase
 from ffn_faas.service.sessions import Cause, Limits
 from tests.http.conftest import FINGERPRINT, Service, attach_message, receive
-
-
-def wait_until(condition, timeout=5.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from tests.waiting import wait_until
 
 
 @contextmanager
@@ -53,7 +46,7 @@ def test_an_attach_is_granted_before_the_weights_are_loaded(service):
     assert (geometry.capacity, geometry.hidden_size, geometry.top_k, geometry.element_size) == (512, 64, 2, 2)
     assert epoch == granted["epoch"]
     assert counts == [8, 8]
-    wait_until(lambda: not service.connector.active)
+    wait_until(lambda: not service.connector.active, 5)
 
 
 def test_a_mismatch_is_refused_naming_both_values_and_the_others_stay(service):
@@ -104,7 +97,7 @@ def test_layer_names_are_matched_by_name_not_by_count(service):
         assert receive(socket, "layers_accepted")["indices"] == [1]
         socket.send(messages.Layers(names=["model.layers.7.mlp.experts"]).model_dump_json())
         assert "model.layers.7.mlp.experts" in receive(socket, "refused")["reason"]
-    wait_until(lambda: service.state.sessions.snapshot() == [])
+    wait_until(lambda: service.state.sessions.snapshot() == [], 5)
 
 
 def test_the_same_a_rank_twice_is_refused_and_may_attach_again_after_it_left(service):
@@ -112,7 +105,7 @@ def test_the_same_a_rank_twice_is_refused_and_may_attach_again_after_it_left(ser
     with attached(service), service.socket() as second:
         second.send(attach_message())
         assert "already attached" in receive(second, "refused")["reason"]
-    wait_until(lambda: service.state.sessions.snapshot() == [])
+    wait_until(lambda: service.state.sessions.snapshot() == [], 5)
     with attached(service):
         assert service.connector.active == {2}
 
@@ -127,7 +120,7 @@ def test_the_death_of_one_a_rank_ends_its_instance_and_no_other(service):
         a1.socket.close()
         ended = receive(a0, "ended")
         assert "A rank 1/2" in ended["reason"]
-        wait_until(lambda: service.connector.active == {3})
+        wait_until(lambda: service.connector.active == {3}, 5)
 
 
 def test_ranks_of_one_instance_must_agree_about_their_number(service):
@@ -165,7 +158,7 @@ def test_an_attach_beyond_a_limit_is_refused_naming_it_and_fits_again_once_anoth
             with attached(service, instance="b"), service.socket() as third:
                 third.send(attach_message(instance="c"))
                 assert "at most 2 (--max-sessions)" in receive(third, "refused")["reason"]
-            wait_until(lambda: len(service.state.sessions.snapshot()) == 1)
+            wait_until(lambda: len(service.state.sessions.snapshot()) == 1, 5)
             with attached(service, instance="c"):
                 assert f"ffn_faas:window_bytes {float(2 * pair)}" in service.get("/metrics").text
     finally:
@@ -181,7 +174,7 @@ def test_attaches_refusals_and_ends_are_counted_by_reason(service):
         receive(other, "refused")
     with attached(service, attempt=1) as socket:
         socket.send(messages.Detach().model_dump_json())
-        wait_until(lambda: service.state.sessions.ended_total["detached"] == 1)
+        wait_until(lambda: service.state.sessions.ended_total["detached"] == 1, 5)
     text = service.get("/metrics").text
     for line in (
         'attaches_total{kind="first"} 1.0',
@@ -201,8 +194,8 @@ def test_an_orderly_detach_of_one_rank_is_no_error_to_its_siblings(service):
         attached(service, num_attention_ranks=2, attention_rank=1) as a1,
     ):
         a1.send(messages.Detach().model_dump_json())
-        wait_until(lambda: service.connector.active == {1})
+        wait_until(lambda: service.connector.active == {1}, 5)
         with pytest.raises(TimeoutError):
             a0.recv(timeout=0.3)
         assert [len(session.links) for session in service.state.sessions.snapshot()] == [1]
-    wait_until(lambda: service.state.sessions.snapshot() == [])
+    wait_until(lambda: service.state.sessions.snapshot() == [], 5)

@@ -13,7 +13,8 @@ from ffn_faas.service.lifecycle import Phase
 from ffn_faas.telemetry.spans import StepSpan
 from tests import traces
 from tests.http.conftest import RecordingConnector, receive
-from tests.http.test_attach import attached, wait_until
+from tests.http.test_attach import attached
+from tests.waiting import wait_until
 
 
 class Keeping(RecordingConnector):
@@ -118,7 +119,7 @@ def test_who_is_not_to_be_asked_is_not(keeping):
 
 def test_one_capture_at_a_time(keeping):
     running = Order(keeping, steps=9, timeout_s=1)
-    wait_until(lambda: keeping.connector.limit == 9)
+    wait_until(lambda: keeping.connector.limit == 9, 5)
     answer = order(keeping)
     assert answer.status_code == 503
     assert "another profile" in answer.json()["reason"]

@@ -8,25 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 
 from tests.service.daemon import CONFIG, free_port, is_listening, runs
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("starting", "loading", "capturing", "ready")
-PATIENCE_S = 60.0
-
-
-def wait_until(condition, timeout=PATIENCE_S, what="it"):
-    """Poll; returns the seconds until the condition held."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < timeout, f"{what} took longer than {timeout} s"
-        time.sleep(0.002)
-    return time.monotonic() - start
 
 
 class GatedWorld:

@@ -12,8 +12,9 @@ import time
 import pytest
 
 from ffn_faas.attention.session import LossPolicy
-from tests.service.gated_world import GatedWorld, wait_until
+from tests.service.gated_world import GatedWorld
 from tests.service.player import Player
+from tests.waiting import wait_until
 
 
 def test_a_teardown_that_never_returns_is_ended_inside_the_budget_with_the_reason(tmp_path):

@@ -21,7 +21,7 @@ import pytest
 from ffn_faas.demo.checkpoint import make_checkpoint
 from tests.service.daemon import free_port
 from tests.service.faults import F_GATE, PHASES, gated_world
-from tests.service.gated_world import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.large, pytest.mark.timeout(900)]
 pytest.importorskip("vllm")

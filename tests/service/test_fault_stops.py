@@ -21,8 +21,8 @@ from tests.service.faults import (
     in_phase,
     stand,
 )
-from tests.service.gated_world import wait_until
 from tests.service.player import Player
+from tests.waiting import wait_until
 
 ANSWER_TIMEOUT_S = 0.5
 STOPPED_S = 1.0

@@ -29,8 +29,8 @@ from tests.service.faults import (
     in_phase,
     stand,
 )
-from tests.service.gated_world import wait_until
 from tests.service.player import Player
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(("over", "phase"), cells(over_tcp=["mid-dispatch", "mid-compute"]))

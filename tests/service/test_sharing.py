@@ -9,8 +9,9 @@ import time
 import pytest
 
 from tests.service.faults import AttentionProcess
-from tests.service.gated_world import GatedWorld, wait_until
+from tests.service.gated_world import GatedWorld
 from tests.service.player import Player
+from tests.waiting import wait_until
 
 SHAPES = {"one-rank-in-chunks": (1, 7), "two-ranks": (2, 64), "three-ranks-of-one-row": (3, 1)}
 """Ranks and capacity of each instance."""

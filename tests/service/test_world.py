@@ -12,13 +12,7 @@ from ffn_faas.service.stop import StopRequest
 from ffn_faas.service.world import WorldHub
 from ffn_faas.service.world_member import WorldMember
 from tests.http.conftest import Service
-
-
-def wait_until(condition, timeout=5.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -51,15 +45,15 @@ def test_the_world_is_formed_when_all_have_joined_and_everyone_knows_all_address
     two = member(2)
     for view in (hub.state.world, one, two):
         view.form()
-        wait_until(lambda view=view: view.addresses == [f"127.0.0.1:{hub.port + rank}" for rank in range(3)])
+        wait_until(lambda view=view: view.addresses == [f"127.0.0.1:{hub.port + rank}" for rank in range(3)], 5)
 
 
 def test_phases_reach_every_rank(hub, member):
     one, two = member(1), member(2)
     one.form()
     one.lifecycle.advance(Phase.LOADING)
-    wait_until(lambda: hub.state.world.phases[1] == "loading")
-    wait_until(lambda: two.phases[1] == "loading")
+    wait_until(lambda: hub.state.world.phases[1] == "loading", 5)
+    wait_until(lambda: two.phases[1] == "loading", 5)
 
 
 def test_a_rank_started_with_other_settings_fails_the_launch_naming_both_values(hub, member):
@@ -72,7 +66,7 @@ def test_a_rank_started_with_other_settings_fails_the_launch_naming_both_values(
 
 def test_two_processes_with_one_rank_fail_the_launch(hub, member):
     member(1)
-    wait_until(lambda: hub.state.world.addresses[1])
+    wait_until(lambda: hub.state.world.addresses[1], 5)
     with pytest.raises(LaunchDisagreement, match="two processes claim to be F rank 1"):
         member(1).form()
 
@@ -86,7 +80,7 @@ def test_who_comes_to_a_complete_world_is_refused_and_the_world_goes_on(hub, mem
         stranger.form()
     assert not any(view.stop for view in (hub.state, one, two))
     two.lifecycle.advance(Phase.LOADING)
-    wait_until(lambda: one.phases[2] == "loading")
+    wait_until(lambda: one.phases[2] == "loading", 5)
 
 
 def test_a_rank_that_never_comes_is_named(hub):
@@ -103,7 +97,7 @@ def test_losing_any_rank_ends_all_others_with_world_lost(hub, member):
     one, two = member(1), member(2)
     two.form()
     one._socket.socket.shutdown(2)
-    wait_until(lambda: hub.state.stop and two.stop)
+    wait_until(lambda: hub.state.stop and two.stop, 5)
     assert isinstance(hub.state.stop.error, WorldLost)
     assert isinstance(two.stop.error, WorldLost)
     assert "F rank 1" in two.stop.reason
@@ -113,7 +107,7 @@ def test_losing_f_rank_0_ends_the_others(hub, member):
     one, two = member(1), member(2)
     one.form()
     hub.server.shutdown()
-    wait_until(lambda: one.stop and two.stop)
+    wait_until(lambda: one.stop and two.stop, 5)
     assert "F rank 0" in one.stop.reason
     assert isinstance(two.stop.error, WorldLost)
 
@@ -123,7 +117,7 @@ def test_a_stop_asked_of_any_rank_stops_all_without_an_error(hub, member):
     one.form()
     two.form()
     two.stop.request("SIGTERM")
-    wait_until(lambda: hub.state.stop and one.stop)
+    wait_until(lambda: hub.state.stop and one.stop, 5)
     assert (hub.state.stop.error, one.stop.error) == (None, None)
     assert one.stop.reason == "SIGTERM"
 
@@ -132,9 +126,9 @@ def test_a_rank_that_is_lost_while_the_world_stops_turns_the_stop_into_a_failure
     one, two = member(1), member(2)
     two.form()
     hub.state.stop.request("SIGTERM")
-    wait_until(lambda: one.stop and two.stop)
+    wait_until(lambda: one.stop and two.stop, 5)
     one._socket.socket.shutdown(2)
-    wait_until(lambda: hub.state.stop.error is not None and two.stop.error is not None)
+    wait_until(lambda: hub.state.stop.error is not None and two.stop.error is not None, 5)
     assert isinstance(hub.state.stop.error, WorldLost)
     assert "F rank 1" in two.stop.reason
 
@@ -144,7 +138,7 @@ def test_ranks_that_finish_one_by_one_are_not_lost_and_f_rank_0_waits_for_the_la
     for view in (one, two):
         view.form()
     hub.state.stop.request("SIGTERM")
-    wait_until(lambda: one.stop and two.stop)
+    wait_until(lambda: one.stop and two.stop, 5)
     for view in (one, two):
         hub.state.world.await_others(0.1)
         view.lifecycle.advance(Phase.DRAINING)
@@ -162,15 +156,15 @@ def test_all_have_drained_when_the_last_rank_has_and_one_that_never_was_ready_is
         view.form()
     two.lifecycle.advance(Phase.LOADING)
     hub.state.stop.request("SIGTERM")
-    wait_until(lambda: one.stop and two.stop)
+    wait_until(lambda: one.stop and two.stop, 5)
     hub.state.world.drained()
     two.lifecycle.advance(Phase.DRAINING)
     two.lifecycle.advance(Phase.STOPPED)
-    wait_until(lambda: hub.state.world.phases[2] == "stopped")
+    wait_until(lambda: hub.state.world.phases[2] == "stopped", 5)
     assert not any(view.all_drained.is_set() for view in (hub.state.world, one, two))
     one.drained()
     for view in (hub.state.world, one, two):
-        wait_until(view.all_drained.is_set)
+        wait_until(view.all_drained.is_set, 5)
 
 
 def test_whoever_drains_when_f_rank_0_has_stopped_waits_for_nobody(hub, member):
@@ -181,7 +175,7 @@ def test_whoever_drains_when_f_rank_0_has_stopped_waits_for_nobody(hub, member):
     hub.state.lifecycle.advance(Phase.DRAINING)
     hub.state.lifecycle.advance(Phase.STOPPED)
     for view in (one, two):
-        wait_until(view.all_drained.is_set)
+        wait_until(view.all_drained.is_set, 5)
 
 
 class Slow(Lifecycle):
@@ -218,7 +212,7 @@ def test_the_last_phase_that_others_hear_is_the_last_one_entered(hub, kind):
         view._members[1] = lambda message: told.append(message.phases[0])
     else:
         view = WorldMember(config, lifecycle, StopRequest(), "here")
-        wait_until(lambda: view._joined and view._thread.is_alive())
+        wait_until(lambda: view._joined and view._thread.is_alive(), 5)
         view._send = lambda message: told.append(message.phase)
     for phase in (Phase.LOADING, Phase.CAPTURING, Phase.READY):
         lifecycle.advance(phase)
