@@ -81,7 +81,7 @@ class M2nService:
         self.captures += 1
 
     def step(self, *, captured: bool = True) -> None:
-        """Enqueue one step; blocks for the fourth last, so that at most four are queued."""
+        """Enqueue one step; blocks for the sixteenth last, so that at most sixteen are queued."""
         self._library.call("service_step", self._handle, int(captured))
         self.replays += captured
 

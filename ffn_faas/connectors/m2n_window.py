@@ -5,7 +5,7 @@ rank's memory, which F writes. Each is a cudaMalloc allocation of its own, zeroe
 opens a whole allocation); the peer gets handle, offset and length. All offsets are multiples of 128.
 
     dispatch arena, stage s at s * stage_stride
-        flag     u64   epoch << 40 | sequence (protocol.window says the same for shared memory)
+        flag     u64   (epoch << 40 | sequence) << 10: a flag of protocol.window, and room to count below it
         head     i32   layer number, then i32 rows, at 64
         ids      i32 [capacity, top_k]  local expert ids of the first `rows` rows; -1 = not here
         weights  f32 [capacity, top_k]
@@ -14,9 +14,11 @@ opens a whole allocation); the peer gets handle, offset and length. All offsets 
         flag     u64
         partial  bf16 [capacity, hidden_size]  one row for each row of the post, in its order
 
-Flags are stored with st.release.sys (or behind fence.acq_rel.sys) and read with ld.acquire.sys, compared for equality;
-sequences start at 1, the epoch is that which the window's F rank has granted. Every F rank gets and answers every post,
-also one of 0 rows. A row goes once to each F rank that owns one of its experts, in any order; A remembers which. A
+Flags are read with ld.acquire.sys and compared for equality; sequences start at 1, the epoch is that which the window's
+F rank has granted. A flag is stored with st.release.sys (or behind fence.acq_rel.sys), or, from a session's second post
+on, added to: each of n <= 1024 blocks adds 1 with red.sys behind a fence of its own, but one of them 1024 - (n - 1), so
+that together they lead from one post's flag to the next and no sum on the way is one. Every F rank gets and answers
+every post, also one of 0 rows. A row goes once to each F rank that owns one of its experts, in any order; A remembers which. A
 writes the next post of a stage only after it summed the answers of all F ranks.
 """
 

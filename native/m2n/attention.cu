@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "m2n/api.h"
+#include "m2n/flags.cuh"
 #include "m2n/host.hpp"
 #include "m2n/kernels.h"
 
@@ -52,7 +53,7 @@ class Attention {
     made.dispatch_hidden = static_cast<__nv_bfloat16*>(window.dispatch_hidden);
     made.combine_flag = static_cast<uint64_t*>(window.combine_flag);
     made.combine_partial = static_cast<__nv_bfloat16*>(window.combine_partial);
-    made.epoch = epoch << 40;
+    made.epoch = flag_word(epoch << 40);
     made.first_expert = first_expert;
     AttentionStage& target = state_.get()[stage];
     write(offered ? &target.next[link] : &target.links[link], made);
@@ -88,7 +89,7 @@ class Attention {
     DispatchCall complete = call;
     complete.hidden_size = hidden_size_;
     complete.top_k = top_k_;
-    const int blocks = std::max(1, std::min(call.rows, blocks_ * 4));
+    const int blocks = std::max(1, std::min({call.rows, blocks_ * 4, kMaxShares}));
     check(launch_dispatch(stream, blocks, state_.get() + stage, complete), "dispatch");
   }
 

@@ -20,7 +20,7 @@ struct AttentionLink {
   __nv_bfloat16* dispatch_hidden;
   const uint64_t* combine_flag;
   const __nv_bfloat16* combine_partial;
-  uint64_t epoch;        // of its session, << 40; F ranks count them each for itself
+  uint64_t epoch;        // of its session, as in a flag word; F ranks count them each for itself
   int32_t first_expert;  // global id of its first expert
   int32_t unused;
 };
@@ -44,7 +44,7 @@ struct AttentionStage {
   int32_t num_experts;  // global
   int32_t capacity;
   uint32_t arrivals;
-  uint64_t sequence;    // of the post outstanding or answered last; its flag is epoch | sequence; 0 before the first
+  uint64_t sequence;    // of the post outstanding or answered last; its flag is that of flags.cuh; 0 before the first
   uint64_t timeout_ns;  // of a wait; 0 = none
   uint32_t status;      // 0 = fine, 1 = stopped, 2 = timed out; sticks until a new session
   uint32_t active;      // number of the session that posts go to

@@ -1,4 +1,5 @@
 // A: each row goes once to each F rank that owns one of its experts, with 16-byte stores into F's window.
+#include "m2n/flags.cuh"
 #include "m2n/kernels.h"
 #include "m2n/ptx.cuh"
 
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
   __shared__ int32_t owner[32], local[32];
   const int self = threadIdx.x, top_k = call.top_k, pieces = call.hidden_size / 8;
   const int links = stage->num_links, num_experts = stage->num_experts;
+  const uint64_t sequence = flag_word(stage->sequence + 1);
   if (blockIdx.x == 0 && self == 0) stage->dispatching_ns = nanoseconds();
   if (self < kMaxServiceRanks) link[self] = stage->links[self];
   // One F rank and few rows: each block counts the rows before its own instead of asking a shared counter, so that the
@@ -91,14 +93,19 @@ __global__ void __launch_bounds__(kThreads) dispatch(AttentionStage* stage, Disp
     }
   }
   if (counted && call.rows == 0 && self == 0) write_head(link[0], call.layer, 0);
-  if (is_last_block(&stage->arrivals, gridDim.x)) {
-    if (counted) {
-      if (self == 0) store_relaxed_sys(link[0].dispatch_flag, link[0].epoch | (stage->sequence + 1));
-    } else if (self < links) {
-      volatile int32_t* rows = &stage->rows[self];
-      write_head(link[self], call.layer, *rows);
-      *rows = 0;
-      store_release_sys(link[self].dispatch_flag, link[self].epoch | (stage->sequence + 1));
+  bool released = false;
+  const auto release = [&] {
+    released = counted && release_share(link[0].dispatch_flag, link[0].epoch | sequence, blockIdx.x, gridDim.x);
+    return released;
+  };
+  if (is_last_block(&stage->arrivals, gridDim.x, release)) {
+    if (self < links && !released) {
+      if (!counted) {
+        volatile int32_t* rows = &stage->rows[self];
+        write_head(link[self], call.layer, *rows);
+        *rows = 0;
+      }
+      store_release_sys(link[self].dispatch_flag, link[self].epoch | sequence);
     }
     __syncthreads();
     if (self == 0) {

@@ -29,7 +29,7 @@ cudaError_t launch(void (*kernel)(P...), int blocks, int threads, int shared, cu
 cudaError_t launch_wait_and_sort(cudaStream_t stream, ServiceState* state, const ServiceShape& shape,
                                  const Workspace& work, const uint32_t* stop, ServiceCounters* report);
 // F: weighted sums into the A rank's window, then its flag; the lane expects the next post.
-cudaError_t launch_combine(cudaStream_t stream, bool overlap, int blocks, ServiceState* state,
+cudaError_t launch_combine(cudaStream_t stream, bool overlap, int multiprocessors, ServiceState* state,
                            const ServiceShape& shape, const Workspace& work, ServiceCounters* report);
 
 // A: rows, local ids and weights to every F rank that owns one of their experts, then its flag.

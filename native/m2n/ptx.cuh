@@ -19,6 +19,9 @@ __device__ __forceinline__ void store_release_sys(uint64_t* p, uint64_t v) {
 __device__ __forceinline__ void store_relaxed_sys(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+__device__ __forceinline__ void add_relaxed_sys(uint64_t* p, uint64_t v) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 __device__ __forceinline__ uint32_t load_acquire_gpu(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -41,6 +44,14 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 __device__ __forceinline__ uint4 load16(const void* p) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+// 16 bytes of local memory that nobody reads again.
+__device__ __forceinline__ uint4 load16_once(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
   return v;
 }
 __device__ __forceinline__ void store16(void* p, uint4 v) {
@@ -68,17 +79,19 @@ __device__ __forceinline__ uint4 pack_bf16x8(const float (&sum)[8]) {
   return v;
 }
 
-// Last-block pattern: true in every thread of the block that arrives last. All stores of the grid are then ordered
-// before what that block does next, at system scope; thread 0 of it has made the fence that orders them. The counter is
-// back at zero for the next launch.
-__device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t blocks) {
+// Last-block pattern: true in every thread of the block that arrives last. The counter is back at zero for the next
+// launch. `release` is called by thread 0 of every block once the block's stores are ordered at system scope; where it
+// says that it has not released them, what the last block's thread 0 does next comes after all stores of the grid.
+template <typename F>
+__device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t blocks, F&& release) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
     fence_sys();
-    last = atomicAdd(counter, 1) == blocks - 1;
-    if (last) {
-      fence_sys();
+    const bool released = release();
+    last = blocks == 1 || atomicAdd(counter, 1) == blocks - 1;
+    if (last && blocks > 1) {
+      if (!released) fence_sys();
       *counter = 0;
     }
   }

@@ -1,4 +1,5 @@
 // A: wait for the partial rows of every F rank with one warp, then sum them.
+#include "m2n/flags.cuh"
 #include "m2n/kernels.h"
 #include "m2n/ptx.cuh"
 
@@ -50,26 +51,55 @@ __device__ void dispatch_again(AttentionStage* stage) {
   for (int rank = self; rank < links; rank += 32) {
     stage->links[rank].dispatch_head[0] = call.layer;
     stage->links[rank].dispatch_head[1] = rows[rank];
-    store_release_sys(stage->links[rank].dispatch_flag, stage->links[rank].epoch | 1);
+    store_release_sys(stage->links[rank].dispatch_flag, stage->links[rank].epoch | flag_word(1));
   }
   __syncwarp();
   if (self == 0) stage->sequence = 1;
   __syncwarp();
 }
 
-// One warp: go over to the session that the host offers, if there is one. The host may be writing the next one.
-__device__ void adopt_offer(AttentionStage* stage) {
+// One warp: go over to the session that the host offers, if there is one; says whether links may have changed. The host
+// may be writing the next one.
+__device__ bool adopt_offer(AttentionStage* stage) {
   const uint32_t offered = load_volatile(&stage->offered);
-  if (offered == 0 || offered == stage->active) return;
+  if (offered == 0 || offered == stage->active) return false;
   fence_sys();
   for (int rank = threadIdx.x; rank < stage->num_links; rank += 32) stage->links[rank] = stage->next[rank];
   fence_sys();
   __syncwarp();
-  if (load_volatile(&stage->offered) != offered) return;
+  if (load_volatile(&stage->offered) != offered) return true;
   dispatch_again(stage);
   if (threadIdx.x == 0) stage->active = offered;
   __syncwarp();
+  return true;
 }
+
+// The words that a lane of the warp waits for: read once, since an acquire drops what is cached.
+struct Awaited {
+  static constexpr int kEach = kMaxServiceRanks / 32;
+  const uint64_t* flag[kEach];
+  uint64_t word[kEach];
+
+  __device__ explicit Awaited(const AttentionStage* stage) {
+    const uint64_t sequence = *reinterpret_cast<const volatile uint64_t*>(&stage->sequence);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int rank = threadIdx.x + 32 * i;
+      const AttentionLink& link = stage->links[rank];
+      flag[i] = rank < stage->num_links ? link.combine_flag : nullptr;
+      word[i] = link.epoch | flag_word(sequence);
+    }
+  }
+  // The first F rank whose answer is missing, or kMaxServiceRanks.
+  __device__ int missing() const {
+    int rank = kMaxServiceRanks;
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i) {
+      if (flag[i] && load_acquire_sys(flag[i]) != word[i]) rank = threadIdx.x + 32 * i;
+    }
+    return __reduce_min_sync(0xffffffffu, rank);
+  }
+};
 
 __global__ void __launch_bounds__(32)
     wait_replies(AttentionStage* stage, const uint32_t* control, WaitReport* report, bool early) {
@@ -79,16 +109,11 @@ __global__ void __launch_bounds__(32)
   const uint64_t started = nanoseconds();
   PostTimes times = {stage->posts + 1,     stage->dispatching_ns, stage->dispatched_ns, started, 0, 0,
                      stage->pending.layer, stage->pending.rows};
-  uint64_t sequence = stage->sequence;
+  Awaited awaited(stage);
   uint32_t status = stage->status;
   bool reported = false;
   for (uint32_t spin = 0; status == 0; ++spin) {
-    int missing = kMaxServiceRanks;
-    for (int rank = self; rank < stage->num_links; rank += 32) {
-      const AttentionLink& link = stage->links[rank];
-      if (load_acquire_sys(link.combine_flag) != (link.epoch | sequence)) missing = min(missing, rank);
-    }
-    missing = __reduce_min_sync(0xffffffffu, missing);
+    const int missing = awaited.missing();
     if (missing == kMaxServiceRanks) break;
     if ((spin & 63) != 63) continue;
     uint32_t word = kRun;
@@ -103,13 +128,13 @@ __global__ void __launch_bounds__(32)
     if (word == kTrap) __trap();
     if (word == kStop) status = 1;
     if (stage->timeout_ns && waited > stage->timeout_ns) status = 2;
-    adopt_offer(stage);
-    sequence = *reinterpret_cast<const volatile uint64_t*>(&stage->sequence);
+    if (adopt_offer(stage)) awaited = Awaited(stage);
     if (waited > kLongWaitNs) {
       reported = true;
       if (self == 0) {
         report->link = missing;
-        *reinterpret_cast<volatile uint64_t*>(&report->flag) = stage->links[missing].epoch | sequence;
+        *reinterpret_cast<volatile uint64_t*>(&report->flag) =
+            stage->links[missing].epoch | flag_word(*reinterpret_cast<volatile uint64_t*>(&stage->sequence));
       }
     }
   }
@@ -127,16 +152,20 @@ __global__ void __launch_bounds__(kThreads) sum_partials(AttentionStage* stage, 
   wait_for_previous_kernel();
   const int links = stage->num_links, hidden = call.hidden_size, pieces = hidden / 8;
   const bool failed = stage->status != 0;
-  const int64_t total = int64_t{call.rows} * pieces;
+  const int64_t total = int64_t{call.rows} * pieces, begin = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  // Of the first piece and rank, beside the flag: one latency instead of two.
+  const __nv_bfloat16* const first_partial = stage->links[0].combine_partial;
+  const int first_slot = begin < total ? stage->slot[begin / pieces] : -1;
   if (threadIdx.x < links && !failed) (void)load_acquire_sys(stage->links[threadIdx.x].combine_flag);
   __syncthreads();
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < total; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = begin; i < total; i += int64_t{gridDim.x} * kThreads) {
     const int row = static_cast<int>(i / pieces), piece = static_cast<int>(i % pieces);
     float sum[8] = {};
     for (int rank = 0; rank < links && !failed; ++rank) {
-      const int slot = stage->slot[rank * stage->capacity + row];
+      const int slot = rank == 0 && i == begin ? first_slot : stage->slot[rank * stage->capacity + row];
       if (slot < 0) continue;
-      add_bf16x8(sum, load16(stage->links[rank].combine_partial + int64_t{slot} * hidden + piece * 8), 1.f);
+      const __nv_bfloat16* const partial = rank == 0 ? first_partial : stage->links[rank].combine_partial;
+      add_bf16x8(sum, load16(partial + int64_t{slot} * hidden + piece * 8), 1.f);
     }
     // Nobody may take a missing answer for a result.
     uint4 value = failed ? make_uint4(~0u, ~0u, ~0u, ~0u) : pack_bf16x8(sum);

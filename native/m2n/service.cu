@@ -4,6 +4,7 @@
 
 #include "experts_gpu/experts.h"
 #include "m2n/api.h"
+#include "m2n/flags.cuh"
 #include "m2n/host.hpp"
 #include "m2n/kernels.h"
 
@@ -69,7 +70,7 @@ class Service {
     if (index < 0 || index >= kMaxLanes) throw std::invalid_argument("no such lane");
     Lane lane = {};
     if (window) {
-      lane.expected = first_flag;
+      lane.expected = flag_word(first_flag);
       lane.dispatch_flag = static_cast<const uint64_t*>(window->dispatch_flag);
       lane.dispatch_head = static_cast<const int32_t*>(window->dispatch_head);
       lane.dispatch_ids = static_cast<const int32_t*>(window->dispatch_ids);
@@ -103,7 +104,7 @@ class Service {
       check(launch_experts(stream, overlap, blocks_, weights_, state_.get(), shape_, work_), "experts");
     }
     if (parts & FFN_M2N_COMBINE) {
-      check(launch_combine(stream, overlap, blocks_ * 4, state_.get(), shape_, work_, report_.device()), "combine");
+      check(launch_combine(stream, overlap, blocks_, state_.get(), shape_, work_, report_.device()), "combine");
     }
   }
 
@@ -146,8 +147,8 @@ class Service {
   cudaStream_t stream() const { return stream_; }
 
  private:
-  // Steps in flight. A step over empty experts takes 15 us, waking this thread up to 50: two would not hide that.
-  static constexpr int kAhead = 4;
+  // Steps in flight. A step over empty experts takes 15 us, waking this thread up to 100: four would not hide that.
+  static constexpr int kAhead = 16;
   static constexpr int kStep = FFN_M2N_WAIT_SORT | FFN_M2N_EXPERTS | FFN_M2N_COMBINE | FFN_M2N_OVERLAP;
 
   ServiceShape shape_;

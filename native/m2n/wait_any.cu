@@ -1,6 +1,7 @@
 // F: wait for a post of any lane, then sort its rows by expert. The kernels after it read what it wrote.
 #include <cooperative_groups.h>
 
+#include "m2n/flags.cuh"
 #include "m2n/kernels.h"
 #include "m2n/ptx.cuh"
 
@@ -15,14 +16,6 @@ constexpr int kKept = 8;    // pairs of a thread that stay in registers
 constexpr int kLanesPerThread = kMaxLanes / 32;
 
 constexpr uint64_t kSiblingNs = 8000;
-constexpr uint64_t kSequence = (uint64_t{1} << 40) - 1;
-
-// What the first reads after a flag need, kept in shared memory while waiting.
-struct LaneHead {
-  const int32_t* head;
-  const int32_t* ids;
-  int32_t capacity;
-};
 
 // Posts that go into one item, as far as the sort needs them.
 struct Picked {
@@ -36,12 +29,12 @@ struct Watch {
   uint64_t expected[kLanesPerThread];
   const uint64_t* flag[kLanesPerThread];
 
-  __device__ Watch(const ServiceState* state, int num_lanes) {
+  __device__ Watch(const Lane* lanes, int num_lanes) {
 #pragma unroll
     for (int i = 0; i < kLanesPerThread; ++i) {
       const int lane = threadIdx.x + 32 * i;
-      expected[i] = lane < num_lanes ? state->lanes[lane].expected : 0;
-      flag[i] = expected[i] ? state->lanes[lane].dispatch_flag : nullptr;
+      expected[i] = lane < num_lanes ? lanes[lane].expected : 0;
+      flag[i] = expected[i] ? lanes[lane].dispatch_flag : nullptr;
     }
   }
   __device__ bool ready(int i) const { return flag[i] && load_acquire_sys(flag[i]) == expected[i]; }
@@ -71,21 +64,21 @@ __device__ int wait_for_post(const Watch& watch, int start, int num_lanes, const
 
 // First warp: ready posts of the same layer join the one of lane `first`. Lanes that have kept step with it (as many
 // posts, the last of the same layer: ranks of one instance) are waited for, for as long as their posts lie apart.
-__device__ void join(ServiceState* state, const Watch& watch, const LaneHead* heads, int first, int num_lanes,
-                     const ServiceShape& shape, Picked* picked) {
+__device__ void join(const Watch& watch, const Lane* lanes, int first, int num_lanes, const ServiceShape& shape,
+                     Picked* picked) {
   const int self = threadIdx.x;
-  const LaneHead head = heads[first];
-  const int layer = *reinterpret_cast<const volatile int32_t*>(head.head);
-  int total = *reinterpret_cast<const volatile int32_t*>(head.head + 1);
-  const uint64_t sequence = state->lanes[first].expected & kSequence;
-  const int last_layer = state->lanes[first].layer;
+  const int32_t* const head = lanes[first].dispatch_head;
+  const int layer = *reinterpret_cast<const volatile int32_t*>(head);
+  int total = *reinterpret_cast<const volatile int32_t*>(head + 1);
+  const uint64_t sequence = sequence_of(lanes[first].expected);
+  const int last_layer = lanes[first].layer;
   const uint64_t deadline = nanoseconds() + kSiblingNs;
   bool sibling[kLanesPerThread];
 #pragma unroll
   for (int i = 0; i < kLanesPerThread; ++i) {
     const int lane = self + 32 * i;
-    sibling[i] = watch.flag[i] && lane != first && (watch.expected[i] & kSequence) == sequence &&
-                 state->lanes[lane].layer == last_layer;
+    sibling[i] =
+        watch.flag[i] && lane != first && sequence_of(watch.expected[i]) == sequence && lanes[lane].layer == last_layer;
   }
   bool late = true;
   while (late && nanoseconds() < deadline) {
@@ -103,16 +96,16 @@ __device__ void join(ServiceState* state, const Watch& watch, const LaneHead* he
     bool joins = lane != first && watch.ready(i);
     int rows = 0;
     if (joins) {
-      rows = *reinterpret_cast<const volatile int32_t*>(heads[lane].head + 1);
-      joins = *reinterpret_cast<const volatile int32_t*>(heads[lane].head) == layer && rows >= 0 &&
-              rows <= heads[lane].capacity;
+      const int32_t* const theirs = lanes[lane].dispatch_head;
+      rows = *reinterpret_cast<const volatile int32_t*>(theirs + 1);
+      joins = *reinterpret_cast<const volatile int32_t*>(theirs) == layer && rows >= 0 && rows <= lanes[lane].capacity;
     }
     for (uint32_t all = __ballot_sync(0xffffffffu, joins); all && parts < kMaxParts; all &= all - 1) {
       const int who = __ffs(all) - 1, theirs = __shfl_sync(0xffffffffu, rows, who);
       if (total + theirs > shape.item_rows) continue;
       if (self == who) {
         picked->lane[parts] = lane;
-        picked->ids[parts] = heads[lane].ids;
+        picked->ids[parts] = lanes[lane].dispatch_ids;
         picked->first[parts + 1] = total + theirs;
       }
       total += theirs;
@@ -123,23 +116,19 @@ __device__ void join(ServiceState* state, const Watch& watch, const LaneHead* he
   __syncwarp();
 }
 
-// One thread: the posts picked as the item. All that came from the peers was bounded before.
-__device__ void take(ServiceState* state, const Picked& picked, const Workspace& work, uint64_t started,
-                     ServiceCounters* report) {
+// One thread: the posts picked as the item. All that came from the peers was bounded before. `lanes` and `counters` are
+// what the state held when the wait began; only stores go there now.
+__device__ void take(ServiceState* state, const Picked& picked, const Lane* lanes, const ServiceCounters& counters,
+                     uint64_t started, ServiceCounters* report) {
   Item& item = state->item;
-  // All loads before the first store, which might alias them: one latency instead of one after the other.
-  ServiceCounters counters = state->counters;
-  Lane lane = state->lanes[max(picked.lane[0], 0)];
-  const int weight_row = picked.parts ? work.base[picked.layer] : 0;
   item.parts = picked.parts;
   item.rows = picked.rows;
   item.layer = picked.layer;
   item.tiles = item.pairs = 0;
-  item.weight_row = weight_row;
   report->waits = state->counters.waits = counters.waits + 1;
   if (picked.parts == 0) return;
   for (int i = 0; i < picked.parts; ++i) {
-    if (i) lane = state->lanes[picked.lane[i]];
+    const Lane& lane = lanes[picked.lane[i]];
     Part part = {};
     part.lane = picked.lane[i];
     part.first = picked.first[i];
@@ -153,11 +142,12 @@ __device__ void take(ServiceState* state, const Picked& picked, const Workspace&
     state->lanes[picked.lane[i]].layer = picked.layer;
     item.part[i] = part;
   }
-  item.taken_ns = item.sorted_ns = nanoseconds();
+  const uint64_t taken = nanoseconds();
+  item.taken_ns = item.sorted_ns = taken;
   // Posted stores: reading over PCIe here would cost a microsecond.
   report->taken = state->counters.taken = counters.taken + picked.parts;
   report->items = state->counters.items = counters.items + 1;
-  report->wait_ns = state->counters.wait_ns = counters.wait_ns + item.taken_ns - started;
+  report->wait_ns = state->counters.wait_ns = counters.wait_ns + taken - started;
 }
 
 // Rows and tiles of an expert, or of several.
@@ -194,7 +184,8 @@ struct Sorter {
   int count[kMaxExperts];   // this block's, read by the others
   int cursor[kMaxExperts];  // next place of each expert for this block
   Extent warp_sums[32];
-  LaneHead heads[kMaxLanes];
+  Lane lanes[kMaxLanes];  // read before the wait, as the counters are: nothing is left to load when a post comes
+  ServiceCounters counters;
   Picked picked;
 };
 
@@ -234,34 +225,34 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   if (block == 0) {
     const uint64_t started = nanoseconds();
     const int num_lanes = state->num_lanes, start = state->next_lane;
-    if (self < kMaxLanes) {
-      const Lane& lane = state->lanes[self];
-      sorter.heads[self] = {lane.dispatch_head, lane.dispatch_ids, lane.capacity};
+    if (self < num_lanes) sorter.lanes[self] = state->lanes[self];
+    if (self == 0) {
+      sorter.counters = state->counters;
+      picked.parts = 1;
     }
-    if (self == 0) picked.parts = 1;
     __syncthreads();
     if (self < 32) {
-      const Watch watch(state, num_lanes);
+      const Watch watch(sorter.lanes, num_lanes);
       const int index = wait_for_post(watch, start, num_lanes, stop, shape.wait_us);
       if (self == 0) {
         picked.lane[0] = index;
         picked.first[0] = 0;
-        if (index >= 0) picked.ids[0] = sorter.heads[index].ids;
+        if (index >= 0) picked.ids[0] = sorter.lanes[index].dispatch_ids;
       }
       __syncwarp();
-      if (index >= 0 && num_lanes > 1) join(state, watch, sorter.heads, index, num_lanes, shape, &picked);
+      if (index >= 0 && num_lanes > 1) join(watch, sorter.lanes, index, num_lanes, shape, &picked);
     }
     __syncthreads();
     const int index = picked.lane[0];
     int layer = 0, sent = 0;
     bool fits = false;
     if (index >= 0) {
-      const LaneHead head = sorter.heads[index];
+      const Lane& lane = sorter.lanes[index];
       // Together with the head, before the number of rows is known: one latency instead of two.
-      if (self < head.capacity * shape.top_k) early = head.ids[self];
-      layer = *reinterpret_cast<const volatile int32_t*>(head.head);
-      sent = *reinterpret_cast<const volatile int32_t*>(head.head + 1);
-      fits = layer >= 0 && layer < shape.num_layers && sent >= 0 && sent <= head.capacity && sent <= shape.item_rows;
+      if (self < lane.capacity * shape.top_k) early = lane.dispatch_ids[self];
+      layer = *reinterpret_cast<const volatile int32_t*>(lane.dispatch_head);
+      sent = *reinterpret_cast<const volatile int32_t*>(lane.dispatch_head + 1);
+      fits = layer >= 0 && layer < shape.num_layers && sent >= 0 && sent <= lane.capacity && sent <= shape.item_rows;
       // A peer that changes its head after the flag gains nothing: rows were fixed when others joined.
       if (picked.parts > 1) fits = fits && sent == picked.first[1];
     }
@@ -272,14 +263,14 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
         if (!fits) {
           state->lanes[index].expected = 0;
           state->lanes[index].fault = 1;
-          report->faults = ++state->counters.faults;
+          report->faults = state->counters.faults = sorter.counters.faults + 1;
         }
       }
       if (!fits) picked.parts = 0;
       if (picked.parts == 1) picked.first[1] = sent;
       picked.layer = layer;
       picked.rows = picked.parts ? picked.first[picked.parts] : 0;
-      take(state, picked, work, started, report);
+      take(state, picked, sorter.lanes, sorter.counters, started, report);
     }
     __syncthreads();
     cluster.barrier_arrive();
@@ -300,6 +291,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     __syncthreads();
   }
   let_next_kernel_start();
+  const int weight_row = block == 0 && self == 0 && picked.parts ? work.base[picked.layer] : 0;  // stored at the end
   const int rows = picked.rows, pairs = rows * shape.top_k;
   const int blocks = pairs <= kKept * kThreads ? 1 : kBlocks;
   if (block >= blocks) return;
@@ -377,10 +369,11 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   if (block == 0 && self == 0) {
     state->item.tiles = total.tiles;
     state->item.pairs = num_pairs;
+    state->item.weight_row = weight_row;
     state->item.sorted_ns = nanoseconds();
-    report->rows = state->counters.rows += rows;
-    report->pairs = state->counters.pairs += num_pairs;
-    report->experts_hit = state->counters.experts_hit += num_hit;
+    report->rows = state->counters.rows = sorter.counters.rows + rows;
+    report->pairs = state->counters.pairs = sorter.counters.pairs + num_pairs;
+    report->experts_hit = state->counters.experts_hit = sorter.counters.experts_hit + num_hit;
   }
   if (blocks == 1) cluster.barrier_wait();
 }

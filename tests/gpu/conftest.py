@@ -1,8 +1,13 @@
 """GPU tests: one documented command, ``python -m tests.gpu``, on a machine with Hopper GPUs."""
 
+import os
+
 import pytest
 
 from ffn_faas import native
+
+PATIENCE = float(os.environ.get("GPU_TEST_PATIENCE", "1"))
+"""Upper bounds of times are multiplied by this: under racecheck a kernel takes many times as long."""
 
 
 def _devices():

@@ -11,6 +11,7 @@ from ffn_faas.connectors.base import WindowGeometry
 from ffn_faas.connectors.m2n_attention import M2nAttention
 from ffn_faas.connectors.m2n_window import addresses, combine_layout, dispatch_layout
 from tests.gpu import rigs
+from tests.gpu.conftest import PATIENCE
 from tests.gpu.litmus import CAPACITY, Litmus
 
 pytestmark = pytest.mark.gpu
@@ -24,13 +25,13 @@ def test_a_wait_without_a_post_ends_by_itself_and_a_cancelled_one_at_once(librar
     begun = time.perf_counter()
     rig.service.step()
     rig.service.idle()
-    assert 0.015 < time.perf_counter() - begun < 0.2
+    assert 0.015 < time.perf_counter() - begun < 0.2 * PATIENCE
     rig.service.step()
     time.sleep(0.005)
     begun = time.perf_counter()
     rig.service.stop()
     rig.service.idle()
-    assert time.perf_counter() - begun < 0.2
+    assert time.perf_counter() - begun < 0.2 * PATIENCE
     assert int(rig.service.counters.taken) == 0
     rig.close()
 
@@ -46,7 +47,7 @@ def test_a_cancelled_receive_gives_nan_and_a_new_session_works(library):
     begun = time.perf_counter()
     rig.attention.stop()
     stream.synchronize()
-    assert time.perf_counter() - begun < 0.2
+    assert time.perf_counter() - begun < 0.2 * PATIENCE
     assert batch.out.isnan().all()
     assert rig.attention.status(0) == "stopped"
     where = addresses(rig.geometry, rig._dispatch, rig._combine, 0)
@@ -67,7 +68,7 @@ def test_a_post_out_of_bounds_is_refused_and_other_lanes_go_on(library, layer, r
     rig.service.set_lane(1, where, 8, 3 << 40 | 1)
     head = torch.tensor([layer, rows], dtype=torch.int32)
     library.call("copy", where.dispatch_head, head.data_ptr(), 8)
-    flag = torch.tensor([3 << 40 | 1], dtype=torch.int64)
+    flag = torch.tensor([(3 << 40 | 1) << 10], dtype=torch.int64)
     library.call("copy", where.dispatch_flag, flag.data_ptr(), 8)
     rig.service.enqueue(m2n_library.STEP)
     rig.service.idle()
