@@ -18,8 +18,8 @@ Flags are read with ld.acquire.sys and compared for equality; sequences start at
 F rank has granted. A flag is stored with st.release.sys (or behind fence.acq_rel.sys), or, from a session's second post
 on, added to: each of n <= 1024 blocks adds 1 with red.sys behind a fence of its own, but one of them 1024 - (n - 1), so
 that together they lead from one post's flag to the next and no sum on the way is one. Every F rank gets and answers
-every post, also one of 0 rows. A row goes once to each F rank that owns one of its experts, in any order; A remembers which. A
-writes the next post of a stage only after it summed the answers of all F ranks.
+every post, also one of 0 rows. A row goes once to each F rank that owns one of its experts, in any order; A remembers
+which. A writes the next post of a stage only after it summed the answers of all F ranks.
 """
 
 from __future__ import annotations

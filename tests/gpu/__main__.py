@@ -1,7 +1,8 @@
 """The GPU suite in one command: ``python -m tests.gpu [--report gpu-report.json] [pytest options]``.
 
-Writes one report: machine, versions, every test with its outcome, seconds and recorded figures. Reads no pytest
-configuration, so that it runs where only torch, pytest and the daemon's own needs are installed.
+Writes one report: machine, versions, every test with its outcome, seconds and recorded figures; what is known so far
+after every test, with ``exit`` null. Reads no pytest configuration, so that it runs where only torch, pytest and the
+daemon's own needs are installed.
 """
 
 import json
@@ -14,10 +15,13 @@ import pytest
 
 
 class Report:
-    """Collects what each test did."""
+    """Collects what each test did, and keeps ``target`` up to date."""
 
-    def __init__(self):
-        self.tests = {}
+    def __init__(self, target):
+        self.target, self.machine, self.tests = target, machine(), {}
+
+    def write(self, code=None):
+        self.target.write_text(json.dumps({"machine": self.machine, "exit": code, "tests": self.tests}, indent=1))
 
     def pytest_configure(self, config):
         config.addinivalue_line("markers", "gpu: needs NVIDIA Hopper GPUs and the compiled GPU backend")
@@ -35,6 +39,8 @@ class Report:
             seen["failure"] = str(report.longrepr)[-4000:]
         elif report.skipped:
             seen["reason"] = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if report.when == "teardown":
+            self.write()
 
 
 def machine():
@@ -58,10 +64,10 @@ def main(arguments):
         target = Path(arguments[at + 1])
         arguments = arguments[:at] + arguments[at + 2 :]
     root = Path(__file__).parents[2]
-    report = Report()
+    report = Report(target)
     options = ["-c", os.devnull, "--rootdir", str(root), "-p", "no:cacheprovider", "-m", "gpu", "-ra"]
     code = pytest.main([*options, str(root / "tests" / "gpu"), *arguments], plugins=[report])
-    target.write_text(json.dumps({"machine": machine(), "exit": int(code), "tests": report.tests}, indent=1))
+    report.write(int(code))
     print(f"report: {target.resolve()}")
     return int(code)
 

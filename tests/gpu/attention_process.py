@@ -1,7 +1,8 @@
 """An Attention process without vLLM: attach over the socket, post for ever, check every result; one line a round.
 
 Arguments: model directory, address of F, GPU, instance, rows; then ``graph`` to replay a captured graph of posts
-instead of launching them, and ``reattach_timeout_s``. Prints ``ok ROUND``, or what went wrong.
+instead of launching them, ``reattach_timeout_s`` and how long an answer may take. Prints
+``ok ROUND``, or what went wrong.
 """
 
 import logging
@@ -22,7 +23,7 @@ from ffn_faas.protocol import PROTOCOL_VERSION
 from ffn_faas.protocol.messages import Attach
 
 
-def main(model, address, gpu, instance, rows, way="eager", reattach_timeout_s="0"):
+def main(model, address, gpu, instance, rows, way="eager", reattach_timeout_s="0", answer_s="20"):
     spec, rows = MoESpec.from_model_dir(Path(model)), int(rows)
     torch.cuda.set_device(int(gpu))
     plane = device_memory(spec, int(gpu), lethal=True)
@@ -40,7 +41,7 @@ def main(model, address, gpu, instance, rows, way="eager", reattach_timeout_s="0
         fingerprint=fingerprint(spec, None),
     )
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    policy = LossPolicy(float(reattach_timeout_s), 20.0)
+    policy = LossPolicy(float(reattach_timeout_s), float(answer_s))
     session = AttentionSession(address, attach, plane, logging.getLogger("attention"), policy)
     session.attach(60.0)
     session.declare_layers(list(spec.layers))

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.data import TinyModel
+from tests.gpu.attentions import Attention
 from tests.gpu.conftest import DEVICES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs")]
 PORT = 8311
+WRONG = "rows are zeros"
+"""What an Attention process ends with when a result is not the expected one."""
 
 
 def start(*arguments, **options):
@@ -84,84 +86,66 @@ def attention(daemon, instance, rows, *more):
 
 
 def attention_on(gpu, model, instance, rows, *more):
-    arguments = str(model), f"127.0.0.1:{PORT}", gpu, instance, str(rows), *more
-    return start("-m", "tests.gpu.attention_process", *arguments, stderr=subprocess.PIPE)
-
-
-def rounds(process, count):
-    limit = threading.Timer(100.0, process.kill)
-    limit.start()
-    try:
-        for _ in range(count):
-            line = process.stdout.readline()
-            if not line.startswith("ok "):
-                process.kill()
-                raise AssertionError(line + process.stdout.read() + process.stderr.read())
-    finally:
-        limit.cancel()
+    return Attention(str(model), f"127.0.0.1:{PORT}", gpu, instance, str(rows), *more)
 
 
 def test_attention_processes_come_die_and_come_again_while_others_are_served(daemon):
     steady = attention(daemon, "steady", 64)
-    rounds(steady, 20)
-    for turn in range(4):
+    steady.rounds(20)
+    for turn in range(2):
         mortal = attention(daemon, f"mortal-{turn}", 300)
-        rounds(mortal, 5 + 3 * turn)
-        os.kill(mortal.pid, signal.SIGKILL)
-        mortal.wait()
-        rounds(steady, 20)
-    stopped = attention(daemon, "stopped", 16)
-    rounds(stopped, 3)
-    os.kill(stopped.pid, signal.SIGSTOP)
-    rounds(steady, 20)
-    stopped.kill()
-    stopped.wait()
-    rounds(steady, 20)
+        mortal.rounds(5 + 3 * turn)
+        mortal.kill()
+        steady.rounds(20)
     assert status() == 200
     steady.kill()
-    steady.wait()
 
 
 def test_twenty_deaths_of_each_kind_leave_f_serving_others(daemon):
     """The deaths: while idle, while a kernel waits, while posts are written."""
     steady = attention(daemon, "steady", 64)
-    rounds(steady, 10)
+    steady.rounds(10)
     arguments = str(daemon.model), f"127.0.0.1:{PORT}", "1", "20"
     mortals = start("-m", "tests.gpu.mortals", *arguments, stderr=subprocess.PIPE)
     for kind in ("idle", "wait", "put"):
         line = mortals.stdout.readline()
         assert line == f"killed {kind} 20\n", line + mortals.stderr.read()
-        rounds(steady, 20)
+        steady.rounds(20)
     assert mortals.wait(timeout=30) == 0
     fresh = attention(daemon, "fresh", 64)
-    rounds(fresh, 10)
+    fresh.rounds(10)
     for process in (steady, fresh):
         process.kill()
-        process.wait()
 
 
-@pytest.mark.parametrize("way", ["eager", "graph"])
-def test_f_killed_and_restarted_three_times_changes_no_result(daemon, way):
-    """Every result is compared with float64; rows go in two chunks, so that a chunk of a batch may be pending."""
-    steady = attention(daemon, "steady", 64, way, "60")
-    rounds(steady, 10)
+def both_ways(daemon, *more):
+    """One Attention that launches its kernels, one that replays a graph; rows of the first go in two chunks."""
+    return [attention(daemon, way, rows, way, *more) for way, rows in (("eager", 64), ("graph", 40))]
+
+
+def test_f_killed_and_restarted_three_times_changes_no_result(daemon):
+    """Every result is compared with float64; rows go in chunks, so that a chunk of a batch may be pending."""
+    running = both_ways(daemon, "60")
+    for one in running:
+        one.rounds(10)
     for turn in range(3):
         daemon.kill()
         daemon.start()
-        rounds(steady, 10 + 5 * turn)
-    steady.kill()
-    steady.wait()
+        for one in running:
+            one.rounds(10 + 5 * turn)
+    for one in running:
+        one.kill()
 
 
-@pytest.mark.parametrize("way", ["eager", "graph"])
-def test_f_killed_for_good_ends_attention_with_the_reason_and_no_result(daemon, way):
-    lost = attention(daemon, "lost", 64, way)
-    rounds(lost, 10)
+def test_f_killed_for_good_ends_attention_with_the_reason_and_no_result(daemon):
+    running = both_ways(daemon)
+    for one in running:
+        one.rounds(10)
     daemon.kill()
-    out, log = lost.communicate(timeout=60)
-    assert lost.returncode != 0
-    assert "is lost" in log
-    assert "error" not in out
+    for one in running:
+        assert one.wait() != 0
+        assert "is lost" in one.log
+        assert WRONG not in one.log
     daemon.start()
 
 
@@ -201,17 +185,16 @@ def test_two_f_ranks_serve_one_attention_and_come_back_after_one_of_them_was_kil
     wait_until_ready(*world.ranks)
     captured = attention(world, "captured", 40, "graph", "60")
     eager = attention(world, "eager", 64, "eager", "60")
-    for process in (captured, eager):
-        rounds(process, 10)
+    for one in (captured, eager):
+        one.rounds(10)
     world.ranks[1].kill()
     log, _ = world.ranks[0].communicate(timeout=20)
     assert world.ranks[0].returncode == 4, log
     world.start()
     wait_until_ready(*world.ranks)
-    for process in (captured, eager):
-        rounds(process, 10)
-        process.kill()
-        process.wait()
+    for one in (captured, eager):
+        one.rounds(10)
+        one.kill()
     assert world.end() == [0, 0]
 
 
@@ -227,17 +210,15 @@ def test_one_gpu_for_two_ranks_or_for_both_sides_is_refused_by_its_uuid_unless_s
     assert second.returncode == 6, log
     assert "already serves another F rank of this host" in log
     refused = attention_on("0", model, "beside", 8)
-    _, log = refused.communicate(timeout=60)
-    assert refused.returncode != 0
-    assert "Attention and F are on one GPU" in log
-    assert "--share-device" in log
+    assert refused.wait() != 0
+    assert "Attention and F are on one GPU" in refused.log
+    assert "--share-device" in refused.log
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(timeout=30) == 0
     daemon = serve(model, "--share-device")
     wait_until_ready(daemon)
     beside = attention_on("0", model, "beside", 8)
-    rounds(beside, 5)
+    beside.rounds(5)
     beside.kill()
-    beside.wait()
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(timeout=30) == 0
