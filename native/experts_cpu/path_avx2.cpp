@@ -9,14 +9,20 @@ namespace {
 
 inline __m128i load8(const void* source) { return _mm_loadu_si128(static_cast<const __m128i*>(source)); }
 
-// How 8 columns (part 0 or 1 of a line) of k and k + 1 become two vectors, and 8 elements of a row one.
+alignas(32) constexpr uint32_t kUpperHalf[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+
+// How 8 columns (part 0 or 1 of a line) of k, or of k + 1 (`odd`), become a vector, where there is a `spare` register
+// or none; and how 8 elements of a row do.
 struct Bf16 {
   using Element = uint16_t;
   static constexpr int64_t kLine = 64;
-  static inline void load(const char* line, int part, __m256& k0, __m256& k1) {
-    const __m256i raw = _mm256_load_si256(reinterpret_cast<const __m256i*>(line + 32 * part));
-    k0 = _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
-    k1 = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+  static inline __m256 load(const char* line, int part, int odd, bool spare) {
+    __m256i raw = _mm256_load_si256(reinterpret_cast<const __m256i*>(line + 32 * part));
+    if (!odd) return _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
+    if (spare) return _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+    asm("vpand %1, %0, %0" : "+x"(raw) : "m"(kUpperHalf));
+    return _mm256_castsi256_ps(raw);
   }
   static inline __m256 widen(const void* source) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load8(source)), 16));
@@ -26,9 +32,8 @@ struct Bf16 {
 struct F16 {
   using Element = uint16_t;
   static constexpr int64_t kLine = 64;
-  static inline void load(const char* line, int part, __m256& k0, __m256& k1) {
-    k0 = _mm256_cvtph_ps(load8(line + 16 * part));
-    k1 = _mm256_cvtph_ps(load8(line + 32 + 16 * part));
+  static inline __m256 load(const char* line, int part, int odd, bool) {
+    return _mm256_cvtph_ps(load8(line + 32 * odd + 16 * part));
   }
   static inline __m256 widen(const void* source) { return _mm256_cvtph_ps(load8(source)); }
 };
@@ -36,14 +41,44 @@ struct F16 {
 struct F32 {
   using Element = float;
   static constexpr int64_t kLine = 128;
-  static inline void load(const char* line, int part, __m256& k0, __m256& k1) {
-    k0 = _mm256_load_ps(reinterpret_cast<const float*>(line) + 8 * part);
-    k1 = _mm256_load_ps(reinterpret_cast<const float*>(line) + 16 + 8 * part);
+  static inline __m256 load(const char* line, int part, int odd, bool) {
+    return _mm256_load_ps(reinterpret_cast<const float*>(line) + 16 * odd + 8 * part);
   }
   static inline __m256 widen(const void* source) { return _mm256_loadu_ps(static_cast<const float*>(source)); }
 };
 
-// V = 4: all 32 columns, sum[r] = left 0-7, left 8-15, right 0-7, right 8-15. V = 2: 8 columns of each half, of `part`.
+// All rows of one k, or of k and k + 1: V = 4 is all 32 columns, sum[r] = left 0-7, left 8-15, right 0-7, right 8-15;
+// V = 2 is 8 columns of each half, of `part`. The rows of the latter are so many that a k's weights are held, and the
+// rows' values pass by: then all sums stay in registers.
+template <class Weight, int M, int V>
+inline __attribute__((always_inline)) void multiply_pair(const char* line, const float* x, int part,
+                                                         __m256 (&sum)[M][V]) {
+  if constexpr (V == 4) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const __m256 k0 = Weight::load(line + v / 2 * Weight::kLine, v % 2, 0, true);
+      const __m256 k1 = Weight::load(line + v / 2 * Weight::kLine, v % 2, 1, true);
+#pragma GCC unroll 4
+      for (int r = 0; r < M; ++r) {
+        sum[r][v] = _mm256_fmadd_ps(k0, _mm256_broadcast_ss(x + r * kChunk), sum[r][v]);
+        sum[r][v] = _mm256_fmadd_ps(k1, _mm256_broadcast_ss(x + r * kChunk + 1), sum[r][v]);
+      }
+    }
+  } else {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      const __m256 left = Weight::load(line, part, odd, false);
+      const __m256 right = Weight::load(line + Weight::kLine, part, odd, false);
+#pragma GCC unroll 8
+      for (int r = 0; r < M; ++r) {
+        const __m256 value = _mm256_broadcast_ss(x + r * kChunk + odd);
+        sum[r][0] = _mm256_fmadd_ps(left, value, sum[r][0]);
+        sum[r][1] = _mm256_fmadd_ps(right, value, sum[r][1]);
+      }
+    }
+  }
+}
+
 template <class Weight, int M, int V>
 inline __attribute__((always_inline)) void multiply(const void* panel, int64_t pairs, const void* activations,
                                                     const void* next, int part, __m256 (&sum)[M][V]) {
@@ -56,16 +91,7 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
       _mm_prefetch(ahead, _MM_HINT_T1);
       _mm_prefetch(ahead + 64, _MM_HINT_T1);
       ahead += 128;
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
-        __m256 k0, k1;
-        Weight::load(line + (V == 4 ? v / 2 : v) * Weight::kLine, V == 4 ? v % 2 : part, k0, k1);
-#pragma GCC unroll 8
-        for (int r = 0; r < M; ++r) {
-          sum[r][v] = _mm256_fmadd_ps(k0, _mm256_set1_ps(x[r * kChunk + 2 * i]), sum[r][v]);
-          sum[r][v] = _mm256_fmadd_ps(k1, _mm256_set1_ps(x[r * kChunk + 2 * i + 1]), sum[r][v]);
-        }
-      }
+      multiply_pair<Weight, M, V>(line, x + 2 * i, part, sum);
       line += 2 * Weight::kLine;
     }
   }
@@ -110,29 +136,6 @@ inline void clear_columns(float* out, int count, int64_t valid) {
 
 constexpr bool few(int rows) { return rows <= 3; }
 
-template <class Weight, int M>
-void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
-  auto* out = static_cast<float*>(activations);
-  if constexpr (few(M)) {
-    __m256 sum[M][4];
-    zero<M, 4>(sum);
-    multiply<Weight, M, 4>(panel, pairs, x, next, 0, sum);
-    for (int r = 0; r < M; ++r) {
-      _mm256_storeu_ps(out + r * kChunk, swiglu(sum[r][0], sum[r][2]));
-      _mm256_storeu_ps(out + r * kChunk + 8, swiglu(sum[r][1], sum[r][3]));
-    }
-  } else {
-    for (int part = 0; part < 2; ++part) {
-      __m256 sum[M][2];
-      zero<M, 2>(sum);
-      multiply<Weight, M, 2>(panel, pairs, x, part ? panel : next, part, sum);
-#pragma GCC unroll 8
-      for (int r = 0; r < M; ++r) _mm256_storeu_ps(out + r * kChunk + 8 * part, swiglu(sum[r][0], sum[r][1]));
-    }
-  }
-  clear_columns(out, M, valid);
-}
-
 // out[0, count) (+)= scale * y for 8 columns, of which `count` exist.
 inline void add(float* out, int64_t count, float scale, bool store, __m256 y) {
   const __m256 factor = _mm256_set1_ps(scale);
@@ -146,38 +149,10 @@ inline void add(float* out, int64_t count, float scale, bool store, __m256 y) {
   for (int64_t c = 0; c < count; ++c) out[c] = copy[c];
 }
 
-template <int M, int V>
-inline void add_rows(const Target& target, int part, const __m256 (&sum)[M][V]) {
-#pragma GCC unroll 8
-  for (int r = 0; r < M; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const int64_t column = V == 4 ? 8 * v : kColumns * v + 8 * part;
-      float* out = target.out + target.rows[r] * target.stride + column;
-      add(out, target.columns - column, target.scale[r], target.first[r], sum[r][v]);
-    }
-  }
-}
-
+// Not inlined: beside other code the compiler finds no register for every sum.
 template <class Weight, int M>
-void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
-  if constexpr (few(M)) {
-    __m256 sum[M][4];
-    zero<M, 4>(sum);
-    multiply<Weight, M, 4>(panel, pairs, activations, next, 0, sum);
-    add_rows<M, 4>(target, 0, sum);
-  } else {
-    for (int part = 0; part < 2; ++part) {
-      __m256 sum[M][2];
-      zero<M, 2>(sum);
-      multiply<Weight, M, 2>(panel, pairs, activations, part ? panel : next, part, sum);
-      add_rows<M, 2>(target, part, sum);
-    }
-  }
-}
-
-template <class Weight, int M>
-void accumulate(const void* panel, int64_t pairs, const void* x, float* sums, bool start, const void* next) {
+__attribute__((noinline)) void accumulate(const void* panel, int64_t pairs, const void* x, float* sums, bool start,
+                                          const void* next) {
   for (int part = 0; part < 2; ++part) {
     __m256 sum[M][2];
     zero<M, 2>(sum);
@@ -211,6 +186,44 @@ void finish_down(const float* sums, int count, const Target& target) {
     for (int64_t column = 0; column < 2 * kColumns; column += 8) {
       add(out + column, target.columns - column, target.scale[r], target.first[r], _mm256_load_ps(sums + column));
     }
+  }
+}
+
+template <class Weight, int M>
+void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
+  auto* out = static_cast<float*>(activations);
+  if constexpr (few(M)) {
+    __m256 sum[M][4];
+    zero<M, 4>(sum);
+    multiply<Weight, M, 4>(panel, pairs, x, next, 0, sum);
+    for (int r = 0; r < M; ++r) {
+      _mm256_storeu_ps(out + r * kChunk, swiglu(sum[r][0], sum[r][2]));
+      _mm256_storeu_ps(out + r * kChunk + 8, swiglu(sum[r][1], sum[r][3]));
+    }
+    clear_columns(out, M, valid);
+  } else {
+    alignas(32) float sums[M * 2 * kColumns];
+    accumulate<Weight, M>(panel, pairs, x, sums, true, next);
+    finish_gate_up(sums, M, activations, valid);
+  }
+}
+
+template <class Weight, int M>
+void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
+  if constexpr (few(M)) {
+    __m256 sum[M][4];
+    zero<M, 4>(sum);
+    multiply<Weight, M, 4>(panel, pairs, activations, next, 0, sum);
+    for (int r = 0; r < M; ++r) {
+      float* out = target.out + target.rows[r] * target.stride;
+      for (int v = 0; v < 4; ++v) {
+        add(out + 8 * v, target.columns - 8 * v, target.scale[r], target.first[r], sum[r][v]);
+      }
+    }
+  } else {
+    alignas(32) float sums[M * 2 * kColumns];
+    accumulate<Weight, M>(panel, pairs, activations, sums, true, next);
+    finish_down(sums, M, target);
   }
 }
 
