@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import TYPE_CHECKING
 
 from ffn_faas.connectors.m2n_library import Library, window
@@ -25,6 +26,8 @@ class M2nAttention:
         self._library = library
         self._first = [sum(expert_counts[:rank]) for rank in range(len(expert_counts))]
         self._handle = ctypes.c_void_p()
+        self._alive = threading.Lock()
+        """Held while a thread that may come after ``close`` uses the handle."""
         library.call(
             "attention_create",
             geometry.stages,
@@ -76,15 +79,15 @@ class M2nAttention:
         self._library.call("attention_receive", self._handle, stage, out, rows, stream)
 
     def stop(self, *, stopped: bool = True) -> None:
-        """Pending and later waits fail at once. Any thread; never blocks."""
-        self._library.attention_stop(self._handle, int(stopped))
+        """Pending and later waits fail at once. Any thread, also after ``close``; never blocks."""
+        self._control(int(stopped))
 
     def trap(self) -> None:
         """Pending and later waits end this process's CUDA context: nothing is read that a missing answer led to.
 
-        Any thread; never blocks. Every later call of CUDA in this process fails.
+        Any thread, also after ``close``; never blocks. Every later call of CUDA in this process fails.
         """
-        self._library.attention_stop(self._handle, 2)
+        self._control(2)
 
     def status(self, stage: int) -> str:
         """``fine``, ``stopped`` or ``timed out``. Synchronizes the device."""
@@ -96,8 +99,14 @@ class M2nAttention:
         """Idempotent; nothing may be in flight."""
         if self._handle:
             self.times.close()
-            self._library.call("attention_destroy", self._handle)
-            self._handle = ctypes.c_void_p()
+            with self._alive:
+                handle, self._handle = self._handle, ctypes.c_void_p()
+            self._library.call("attention_destroy", handle)
+
+    def _control(self, word: int) -> None:
+        with self._alive:
+            if self._handle:
+                self._library.attention_stop(self._handle, word)
 
     def _times_of(self, stage: int) -> int:
         address = ctypes.c_void_p()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ class M2nService:
         Takes the workspace of ``item_rows`` rows. Raises ResourceError.
         """
         self._library = library
+        self._alive = threading.Lock()
+        """Held by ``stop`` while it uses the handle: whoever asks for a stop may come when all has been closed."""
         self.captures = self.replays = 0
         base = (ctypes.c_int32 * len(shape.layer_base))(*shape.layer_base)
         config = ServiceConfig(
@@ -94,8 +97,10 @@ class M2nService:
         self._library.call("service_enqueue", self._handle, parts, stream)
 
     def stop(self, *, stopped: bool = True) -> None:
-        """Waits end at once and later ones do not begin. Any thread; never blocks."""
-        self._library.service_stop(self._handle, int(stopped))
+        """Waits end at once and later ones do not begin. Any thread, also after ``close``; never blocks."""
+        with self._alive:
+            if self._handle:
+                self._library.service_stop(self._handle, int(stopped))
 
     @property
     def counters(self) -> Counters:
@@ -113,5 +118,6 @@ class M2nService:
         if self._handle:
             self._counters = Counters.from_buffer_copy(self._counters)
             self.times.close()
-            self._library.call("service_destroy", self._handle)
-            self._handle = ctypes.c_void_p()
+            with self._alive:
+                handle, self._handle = self._handle, ctypes.c_void_p()
+            self._library.call("service_destroy", handle)
