@@ -147,7 +147,7 @@ class Service {
   cudaStream_t stream() const { return stream_; }
 
  private:
-  // Steps in flight. A step over empty experts takes 15 us, waking this thread up to 100: four would not hide that.
+  // Steps in flight. A step over empty experts takes 15 us; waking this thread took several of them.
   static constexpr int kAhead = 16;
   static constexpr int kStep = FFN_M2N_WAIT_SORT | FFN_M2N_EXPERTS | FFN_M2N_COMBINE | FFN_M2N_OVERLAP;
 
