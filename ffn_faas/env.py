@@ -39,14 +39,14 @@ def allow_untried_vllm() -> bool:
     return os.environ.get(PREFIX + "ALLOW_UNTRIED_VLLM", "") in ("1", "true", "yes")
 
 
-def vllm_process() -> int | None:
+def vllm_process() -> str | None:
     """The first process of the vLLM that this one belongs to; None where ``set_vllm_process`` has named none."""
-    return _integer(_VLLM_PROCESS, 0) or None
+    return os.environ.get(_VLLM_PROCESS) or None
 
 
-def set_vllm_process(pid: int) -> None:
-    """Name ``pid`` to this process and those that it starts."""
-    os.environ[_VLLM_PROCESS] = str(pid)
+def set_vllm_process(identity: str) -> None:
+    """Name a process to this one and those that it starts."""
+    os.environ[_VLLM_PROCESS] = identity
 
 
 def rank() -> int:

@@ -13,41 +13,80 @@ import select
 import signal
 import threading
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from ffn_faas import env
+from ffn_faas.errors import SessionLost
 
 LIMIT_S = 5.0
 """How long an orphan may take over its orderly end, in which it detaches from F."""
+_START_TIME = 18
+"""Index of the time of its start among the numbers behind a process's name and state in /proc/PID/stat (proc(5))."""
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process, and no later one that gets its number."""
+
+    pid: int
+    started: int
+    """Clock ticks after the host's start."""
+    where: str
+    """Host and PID namespace in which ``pid`` means something."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """None when there is no such process here, or it has ended and waits to be reaped."""
+        try:
+            state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            where = f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+        except OSError:
+            return None
+        return None if state in "ZX" else cls(pid, int(numbers[_START_TIME]), where)
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessIdentity:
+        """What ``str`` makes of one. Raises ValueError for anything else."""
+        pid, started, where = text.split(" ", 2)
+        return cls(int(pid), int(started), where)
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.started} {self.where}"
 
 
 def mark_first_process() -> None:
     """Name this process to those that it starts, unless multiprocessing started it: then its starter has."""
     if multiprocessing.parent_process() is None:
-        env.set_vllm_process(os.getpid())
+        env.set_vllm_process(str(ProcessIdentity.of(os.getpid()) or ""))
 
 
 def end_with_first_process(log: logging.Logger, limit_s: float = LIMIT_S) -> None:
     """Have this process end soon after the first process of its vLLM: by SIGTERM, ``limit_s`` later by SIGKILL.
 
-    Returns at once; a daemon thread watches. Nothing is watched in that first process itself, nor below one that is no
-    ancestor of this process, as with workers on other hosts.
+    Returns at once; a daemon thread watches. Nothing is watched in that first process itself, nor where its number
+    means nothing, as on another host. Raises SessionLost when that process is gone already.
     """
-    first = env.vllm_process()
-    if first is None or first not in _ancestors():
+    here, named = ProcessIdentity.of(os.getpid()), env.vllm_process()
+    if here is None or named is None:
+        return
+    first = ProcessIdentity.parse(named)
+    if first == here or first.where != here.where:
         return
     try:
-        descriptor = os.pidfd_open(first)
-    except OSError:  # gone already, or a kernel before 5.3
+        descriptor = os.pidfd_open(first.pid)
+    except ProcessLookupError:
+        raise _gone(first) from None
+    except OSError:  # a kernel before 5.3, or a sandbox that has no such call
         return
-    if first not in _ancestors():  # its number had gone to another process
+    if ProcessIdentity.of(first.pid) != first:
         os.close(descriptor)
-        return
+        raise _gone(first)
 
     def watch() -> None:
         select.select([descriptor], [], [])
-        log.error(
-            "vLLM's process %d, which this worker belongs to, is gone: the worker ends, within %g s", first, limit_s
-        )
+        log.error("%s: it ends within %g s", _gone(first), limit_s)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(limit_s)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -55,7 +94,5 @@ def end_with_first_process(log: logging.Logger, limit_s: float = LIMIT_S) -> Non
     threading.Thread(target=watch, name="ffn-orphan", daemon=True).start()
 
 
-def _ancestors() -> list[int]:
-    import psutil
-
-    return [process.pid for process in psutil.Process().parents()]
+def _gone(first: ProcessIdentity) -> SessionLost:
+    return SessionLost(f"vLLM's process {first.pid} is gone, which this worker belongs to")

@@ -1,7 +1,8 @@
 """Child processes of the demo: each in a session of its own, logging to a file, and gone when the demo is gone.
 
-However the demo ends, nothing stays: a child is told to terminate by the kernel when the demo dies, the demo adopts
-(as subreaper) whatever a dying child leaves behind, and stopping reaches every process of a child's tree.
+However the demo ends, nothing stays: a child is told to terminate by the kernel when the demo dies, a guardian then
+ends what is left of its session, the demo adopts (as subreaper) whatever a dying child leaves behind, and stopping
+reaches every process of a child's tree.
 Linux only. Start children from the main thread: the kernel ties them to the thread that started them.
 """
 
@@ -13,6 +14,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ffn_faas.demo.guardian import is_tracker, of_sessions
 from ffn_faas.errors import FfnError
 
 if TYPE_CHECKING:
@@ -79,10 +82,8 @@ class Child:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self.pid)
             found = {process.pid: process for process in (root, *root.children(recursive=True))}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if os.getsid(process.pid) == self.pid:
-                    found.setdefault(process.pid, process)
+        for process in of_sessions({self.pid}):
+            found.setdefault(process.pid, process)
         return list(found.values())
 
     def memory(self) -> tuple[int, int]:
@@ -129,13 +130,22 @@ class Child:
 
 
 class Children:
-    """All children of one demo; leaving the context stops all at once, then kills every descendant."""
+    """All children of one demo; leaving the context stops all at once, then kills every descendant.
+
+    Processes that descend from this one when it is entered are not of the demo, and stay.
+    """
 
     def __init__(self) -> None:
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
+        self._strangers = set(psutil.Process().children())
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        heard, self._guarded = os.pipe()
+        guardian = [sys.executable, "-m", "ffn_faas.demo.guardian"]
+        self._guardian = subprocess.Popen(guardian, stdin=heard, start_new_session=True)
+        os.close(heard)
+        self._strangers.add(psutil.Process(self._guardian.pid))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -145,11 +155,23 @@ class Children:
             for child in reversed(self._children):
                 child.stop(lambda: None, deadline_s=10.0)
             self._children.clear()
-            end_all(psutil.Process().children(recursive=True))
+            end_all(self._descendants())
+            os.close(self._guarded)
+            self._guardian.wait(30)
+
+    def _descendants(self) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process().children():
+            if child not in self._strangers:
+                with contextlib.suppress(psutil.Error):
+                    found += [child, *child.children(recursive=True)]
+        return found
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> Child:
         child = Child(name, command, environment, log_path)
         self._children.append(child)
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the kernel still ends the child itself
+            os.write(self._guarded, f"{child.pid}\n".encode())
         return child
 
     def stop(self, child: Child, terminate: Callable[[], None] | None = None, deadline_s: float = 30.0) -> int | None:
@@ -199,7 +221,7 @@ def describe_exit(code: int) -> str:
 def end_all(processes: Iterable[psutil.Process], grace_s: float = 3.0) -> None:
     """SIGKILL what does not end by itself, Python's resource trackers last: they unlink shared memory of the dead."""
     _, remaining = psutil.wait_procs(list(processes), timeout=grace_s)
-    trackers = [process for process in remaining if _is_tracker(process)]
+    trackers = [process for process in remaining if is_tracker(process)]
     _kill([process for process in remaining if process not in trackers])
     _, trackers = psutil.wait_procs(trackers, timeout=grace_s)
     _kill(trackers)
@@ -210,13 +232,6 @@ def _kill(processes: list[psutil.Process]) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(processes, timeout=10)
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    try:
-        return any("resource_tracker" in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False
 
 
 def _die_with(parent: int) -> Callable[[], None]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+
+from ffn_faas.attention.orphan import ProcessIdentity, end_with_first_process
+from ffn_faas.errors import SessionLost
 
 GONE_S = 10.0
 FIRST = """
@@ -33,8 +39,6 @@ def engine(stubborn):
 
 if __name__ == "__main__":
     how = sys.argv[1]
-    if how == "unmarked":
-        worker(False)
     mark_first_process()
     if how == "another vLLM":
         subprocess.run([sys.executable, __file__, "orderly"])
@@ -46,7 +50,7 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def processes(tmp_path: Path, how: str, **environment: str) -> Iterator[tuple[psutil.Process, psutil.Process]]:
+def processes(tmp_path: Path, how: str) -> Iterator[tuple[psutil.Process, psutil.Process]]:
     """The first process of such a tree and its worker, which watches."""
     program = tmp_path / "first.py"
     program.write_text(FIRST)
@@ -55,7 +59,6 @@ def processes(tmp_path: Path, how: str, **environment: str) -> Iterator[tuple[ps
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, **environment},
     )
     try:
         assert process.stdout is not None
@@ -92,13 +95,40 @@ def test_a_vllm_that_another_one_started_outlives_it(tmp_path: Path) -> None:
         worker.wait(GONE_S)
 
 
-def test_a_process_that_is_no_ancestor_is_not_watched(tmp_path: Path) -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger,
-        processes(tmp_path, "unmarked", FFN_FAAS_VLLM_PROCESS=str(stranger.pid)) as (first, worker),
-    ):
-        assert worker == first
-        stranger.kill()
-        stranger.wait()
-        with pytest.raises(psutil.TimeoutExpired):
-            worker.wait(1)
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_worker_that_attaches_after_that_end_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, stranger: subprocess.Popen[bytes]
+) -> None:
+    identity = ProcessIdentity.of(stranger.pid)
+    monkeypatch.setenv("FFN_FAAS_VLLM_PROCESS", str(identity))
+    stranger.kill()
+    stranger.wait()
+    with pytest.raises(SessionLost, match=f"vLLM's process {stranger.pid} is gone"):
+        end_with_first_process(logging.getLogger())
+
+
+def test_a_later_process_of_the_same_number_is_not_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, stranger: subprocess.Popen[bytes]
+) -> None:
+    later = ProcessIdentity.of(stranger.pid)
+    assert later is not None
+    monkeypatch.setenv("FFN_FAAS_VLLM_PROCESS", str(replace(later, started=later.started - 1)))
+    with pytest.raises(SessionLost):
+        end_with_first_process(logging.getLogger())
+
+
+@pytest.mark.parametrize("where", ["another host", "here, the process itself"])
+def test_nothing_is_watched(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    this = ProcessIdentity.of(os.getpid())
+    assert this is not None
+    first = this if "itself" in where else replace(this, pid=1, where=where)
+    monkeypatch.setenv("FFN_FAAS_VLLM_PROCESS", str(first))
+    before = threading.active_count()
+    end_with_first_process(logging.getLogger())
+    assert threading.active_count() == before

@@ -153,6 +153,7 @@ def nursery(env: dict[str, str]) -> Iterator[Nursery]:
         try:
             yield Nursery(Path(directory), process)
         finally:
+            assert process.poll() is None, "something has killed the nursery"
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=30)
 

@@ -51,6 +51,13 @@ def gone(pid: int) -> bool:
         return True
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def grandchild_of(child: Child) -> int:
     assert eventually(lambda: child.log_text().strip() != "")
     return int(child.log_text())
@@ -82,6 +89,42 @@ def test_a_child_dies_with_a_demo_that_is_killed(tmp_path: Path) -> None:
         child = int(demo.stdout.readline())
         demo.kill()
         assert eventually(lambda: gone(child))
+
+
+def test_what_a_child_of_a_killed_demo_leaves_in_its_session_ends_too(tmp_path: Path) -> None:
+    orphan = FAMILY.replace(", start_new_session=True", "")
+    command = [
+        sys.executable,
+        "-c",
+        DEMO.replace('"import time; time.sleep(600)"', repr(orphan)),
+        str(tmp_path / "log"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        child = int(demo.stdout.readline())
+        assert eventually(lambda: (tmp_path / "log").read_text().strip() != "")
+        grandchild = int((tmp_path / "log").read_text())
+        demo.kill()
+        assert eventually(lambda: gone(child))
+        assert eventually(lambda: gone(grandchild))
+
+
+def test_what_lived_before_the_children_stays() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as before:
+        with Children():
+            pass
+        assert before.poll() is None
+        before.kill()
+
+
+def test_a_killed_guardian_harms_nobody(tmp_path: Path) -> None:
+    with Children() as children:
+        guardian = next(child for child in psutil.Process().children() if "ffn_faas.demo.guardian" in command_of(child))
+        guardian.kill()
+        guardian.wait(10)
+        child = start(children, tmp_path, FAMILY)
+        grandchild_of(child)
+    assert gone(child.pid)
 
 
 def test_a_death_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Demos:
     def running(self, *flags: str) -> Iterator[Running]:
         """A demo; at the end nothing may be left of it, neither a process nor an entry in /dev/shm."""
         shared_before = _shared_memory()
+        strangers = psutil.Process().children()
         log = self._work_dir / "demo.log"
         command = [sys.executable, "-m", "ffn_faas", "demo", "--work-dir", str(self._work_dir), *flags]
         with log.open("wb") as stderr:
@@ -95,11 +96,11 @@ class Demos:
             yield Running(process, log)
             poll_until(lambda: process.poll() is not None, 60)
             assert process.poll() is not None, "the demo has not ended"
-            poll_until(lambda: not _children() and not _left_behind(shared_before), 30)
-            assert _children() == []
+            poll_until(lambda: not _running(strangers) and not _left_behind(shared_before), 60)
+            assert _running(strangers) == [], log.read_text(errors="replace")
             assert _left_behind(shared_before) == set()
         finally:
-            _kill_everything(process)
+            _kill_everything(process, strangers)
 
 
 def environment(*flags: str) -> dict[str, str]:
@@ -133,10 +134,19 @@ def _used_by_someone() -> set[str]:
     return used
 
 
-def _children() -> list[str]:
-    """Command lines of this process's descendants that live; adopted dead ones are reaped."""
-    children = psutil.Process().children(recursive=True)
-    _, alive = psutil.wait_procs(children, timeout=0.01)
+def _descendants(strangers: list[psutil.Process]) -> list[psutil.Process]:
+    """Of this process, but for children that were there before, and theirs."""
+    found = []
+    for child in psutil.Process().children():
+        if child not in strangers:
+            with contextlib.suppress(psutil.Error):
+                found += [child, *child.children(recursive=True)]
+    return found
+
+
+def _running(strangers: list[psutil.Process]) -> list[str]:
+    """Command lines of such descendants that live; adopted dead ones are reaped."""
+    _, alive = psutil.wait_procs(_descendants(strangers), timeout=0.01)
     commands = []
     for process in alive:
         with contextlib.suppress(psutil.Error):
@@ -145,10 +155,10 @@ def _children() -> list[str]:
     return commands
 
 
-def _kill_everything(process: subprocess.Popen[bytes]) -> None:
+def _kill_everything(process: subprocess.Popen[bytes], strangers: list[psutil.Process]) -> None:
     if process.stdout is not None:
         process.stdout.close()
-    children = psutil.Process().children(recursive=True)
+    children = _descendants(strangers)
     for child in children:
         with contextlib.suppress(psutil.Error):
             child.kill()
