@@ -196,6 +196,7 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
     __m256 sum[M][4];
     zero<M, 4>(sum);
     multiply<Weight, M, 4>(panel, pairs, x, next, 0, sum);
+#pragma GCC unroll 4
     for (int r = 0; r < M; ++r) {
       _mm256_storeu_ps(out + r * kChunk, swiglu(sum[r][0], sum[r][2]));
       _mm256_storeu_ps(out + r * kChunk + 8, swiglu(sum[r][1], sum[r][3]));
@@ -214,8 +215,10 @@ void down(const void* panel, int64_t pairs, const void* activations, const Targe
     __m256 sum[M][4];
     zero<M, 4>(sum);
     multiply<Weight, M, 4>(panel, pairs, activations, next, 0, sum);
+#pragma GCC unroll 4
     for (int r = 0; r < M; ++r) {
       float* out = target.out + target.rows[r] * target.stride;
+#pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         add(out + 8 * v, target.columns - 8 * v, target.scale[r], target.first[r], sum[r][v]);
       }
