@@ -122,8 +122,9 @@ class AttentionSession:
             self._geometry, self.client = geometry, client
         self._attempt.use(geometry, client.set_link)
         self._log.info(
-            "Attached to %d F rank(s): session %s, capacity %d rows, experts %s",
+            "Attached to %d F rank(s): instance %s, session %s, capacity %d rows, experts %s",
             len(self._grants),
+            self._attach.instance[:12],
             first.session,
             first.capacity,
             "+".join(map(str, first.expert_counts)),

@@ -6,13 +6,13 @@ import argparse
 import importlib.util
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ffn_faas.demo.checkpoint import ARCHITECTURES
+from ffn_faas.demo.interrupts import interruptible
 from ffn_faas.demo.options import DemoOptions
 from ffn_faas.demo.progress import say
 from ffn_faas.errors import UsageError
@@ -80,9 +80,9 @@ def run(argv: Sequence[str]) -> int:
         stock_answers=args.stock_answers,
         timeout_s=args.timeout,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _run_chaos(options, args.restarts, args.json) if args.chaos else _run(options, as_json=args.json)
+        with interruptible():
+            return _run_chaos(options, args.restarts, args.json) if args.chaos else _run(options, as_json=args.json)
     finally:
         if args.work_dir is None and not args.keep:
             shutil.rmtree(work_dir, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,7 +73,10 @@ def run(argv: Sequence[str]) -> int:
     write(args.output, captured)
     steps, posts = trace.steps(captured), trace.posts(captured)
     print(f"{steps} steps of {len(places)} F rank(s), {posts} posts of Attention: {args.output}")
-    print("open it at https://ui.perfetto.dev")
+    if steps:
+        print("open it at https://ui.perfetto.dev")
+    else:
+        print(f"no step came within {args.timeout:g} s: start it while requests run, or just before", file=sys.stderr)
     return 0
 
 

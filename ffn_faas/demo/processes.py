@@ -16,13 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from ffn_faas.demo.guardian import is_tracker, of_sessions
+from ffn_faas.demo.interrupts import uninterrupted
 from ffn_faas.errors import FfnError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Children:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        with _interrupts_ignored():
+        with uninterrupted():
             for child in self._children:
                 child.signal(signal.SIGTERM)
             for child in reversed(self._children):
@@ -243,14 +244,3 @@ def _die_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
-
-
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Stopping is bounded; a second Ctrl-C must not leave it half done."""
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

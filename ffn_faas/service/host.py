@@ -45,8 +45,9 @@ def serve(config: ServeConfig, ignored_flags: Sequence[str] = ()) -> int:
     """Run one F rank until it is stopped or fails; returns the exit code (docs/operations.md has the table)."""
     configure(config.world, as_json=config.log_json)
     log.info(
-        "ffn_faas %s, Python %s, torch %s, %s; backend %s, kernel %s, model %s",
+        "ffn_faas %s, process %d, Python %s, torch %s, %s; backend %s, kernel %s, model %s",
         __version__,
+        os.getpid(),
         platform.python_version(),
         _torch_version(),
         platform.machine(),

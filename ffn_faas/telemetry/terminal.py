@@ -90,9 +90,11 @@ def _experts(ranks: list[dict[str, Any]], width: int, room: int) -> list[str]:
         return ["tokens per expert: not counted" if all(table is None for table in tables) else "no tokens yet"]
     layers = max(len(table or []) for table in tables)
     joined = [[count for table in tables if table for count in table[layer]] for layer in range(layers)]
-    hottest = max(1, *(max(row) for row in joined))
+    hottest = max(max(row) for row in joined)
+    if not hottest:
+        return ["no tokens yet"]
     skews = [max(row) * len(row) / sum(row) for row in joined if any(row)]
-    head = f"tokens per expert, up to {_count(hottest)}; layers' max over mean {max(skews, default=0):.2f} at most"
+    head = f"tokens per expert, up to {_count(hottest)}; layers' max over mean {max(skews):.2f} at most"
     group = -(-len(joined[0]) // max(1, width - 5))
     lines = [_clip(head, width)]
     for number, row in enumerate(joined[: max(0, room - 1)]):

@@ -31,7 +31,8 @@ async function poll() {
 function away(error) {
   badge("unreachable", "bad");
   const before = last ? ` Last seen ${new Date(lastAt).toLocaleTimeString()}, then ${last.ranks[0]?.phase ?? "unknown"}.` : "";
-  banner(`F does not answer (${error.message}).${before} ${last ? "What stands below is from then. " : ""}This page goes on by itself when F is back.`);
+  const why = error instanceof TypeError ? "" : ` (${error.message})`; // a TypeError is fetch's: no connection
+  banner(`F does not answer${why}.${before} ${last ? "What stands below is from then. " : ""}This page goes on by itself when F is back.`);
   document.body.dataset.state = "unreachable";
   age();
   turn = 0;
@@ -103,7 +104,7 @@ function steps(here, all) {
   }
   const most = Math.max(0, ...points.map((point) => point[1]));
   const seen = most ? `rows/s over the last two minutes, up to ${count(most)}` : "no rows in the last two minutes";
-  byId("spark-caption").textContent = points.length ? `F rank ${here.rank}: ${seen}` : "No steps seen yet";
+  byId("spark-caption").textContent = points.length ? `F rank ${here.rank}: ${seen}` : here.steps?.steps ? "No steps since this page was opened" : "No steps yet";
 }
 
 function ranksTable(ranks, now) {
