@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
+from ffn_faas.demo.shared_memory import mapped_by, remove_unused
+
+LOOK_S = 0.5
+"""How often it looks what they have in /dev/shm: when the demo dies, those that had it may be gone already."""
 GRACE_S = 10.0
 """For ends in order, which unlink shared memory."""
 TRACKERS_S = 3.0
@@ -24,7 +30,15 @@ TRACKERS_S = 3.0
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sessions = {int(line) for line in sys.stdin if line.strip()}
+    sessions, memory = set[int](), set[Path]()
+    while True:
+        told, _, _ = select.select([sys.stdin], [], [], LOOK_S)
+        if told:
+            lines = os.read(sys.stdin.fileno(), 4096).split()  # each was one write: never half of one
+            if not lines:
+                break
+            sessions |= set(map(int, lines))
+        memory |= mapped_by(_living(sessions))
     for process in _living(sessions):
         with contextlib.suppress(psutil.Error):
             process.terminate()
@@ -37,6 +51,8 @@ def main() -> None:
     for process in _living(sessions):
         with contextlib.suppress(psutil.Error):
             process.kill()
+    _wait_for(sessions, TRACKERS_S)
+    remove_unused(memory)
 
 
 def is_tracker(process: psutil.Process) -> bool:

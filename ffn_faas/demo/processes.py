@@ -24,6 +24,7 @@ import psutil
 
 from ffn_faas.demo.guardian import is_tracker, of_sessions
 from ffn_faas.demo.interrupts import uninterrupted
+from ffn_faas.demo.shared_memory import mapped_by, remove_unused
 from ffn_faas.errors import FfnError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Child:
         self.name = name
         self.log_path = log_path
         self.started_at = time.monotonic()
+        self._memory: set[Path] = set()
         with log_path.open("wb") as log:
             self._popen = subprocess.Popen(
                 list(command),
@@ -69,10 +71,20 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal to the process itself, if it still runs."""
         if self._popen.poll() is None:
+            self.note_memory()
             self._popen.send_signal(number)
+
+    def note_memory(self) -> None:
+        """Remember what the tree has in /dev/shm now, for ``forget_memory``."""
+        self._memory |= mapped_by(self.tree())
+
+    def forget_memory(self) -> None:
+        """Once the tree has ended: unlink what it left of that."""
+        remove_unused(self._memory)
 
     def kill(self) -> None:
         """SIGKILL every process of the tree at once; does not wait, so that ``exit_code`` tells the truth."""
+        self.note_memory()
         for process in self.tree():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -120,6 +132,7 @@ class Child:
         Returns the exit code, None when the child had to be killed.
         """
         tree = self.tree()
+        self._memory |= mapped_by(tree)
         if self._popen.poll() is None:
             (terminate or self._popen.terminate)()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,6 +140,7 @@ class Child:
         code = self._popen.returncode
         end_all({process.pid: process for process in (*tree, *self.tree())}.values())
         self._popen.wait()
+        self.forget_memory()
         return code
 
 
@@ -187,12 +201,14 @@ class Children:
     def forget(self, child: Child) -> None:
         """The child has ended: end what it left behind; it no longer counts as needed."""
         self._children.remove(child)
+        child.note_memory()
         _kill(child.tree())
+        child.forget_memory()
 
     def kill(self, child: Child) -> None:
         """SIGKILL every process of the child at once; it no longer counts as needed."""
         self._children.remove(child)
-        _kill(child.tree())
+        child.kill()
         child.stop(None, 1.0)
 
     def require_alive(self) -> None:

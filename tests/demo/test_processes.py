@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ time.sleep(600)
 DEMO = """
 import os, sys, time
 from pathlib import Path
+from ffn_faas.demo.guardian import LOOK_S
 from ffn_faas.demo.processes import Children
 with Children() as children:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -115,6 +117,59 @@ def test_what_lived_before_the_children_stays() -> None:
             pass
         assert before.poll() is None
         before.kill()
+
+
+HOLDER = """
+import os, signal, time
+from multiprocessing import resource_tracker, shared_memory
+held = shared_memory.SharedMemory(create=True, size=4096)
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+print(held._name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["leave", "stop", "kill"])
+def test_shared_memory_goes_although_its_tracker_was_killed(tmp_path: Path, end: str) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, HOLDER)
+        assert eventually(lambda: child.log_text().strip() != "")
+        file = Path("/dev/shm") / child.log_text().strip().lstrip("/")
+        assert file.exists()
+        if end == "stop":
+            children.stop(child)
+            assert not file.exists()
+        elif end == "kill":
+            children.kill(child)
+            assert not file.exists()
+    assert not file.exists()
+
+
+def test_shared_memory_that_others_use_stays(tmp_path: Path) -> None:
+    with Children() as children:
+        child = start(children, tmp_path, HOLDER)
+        assert eventually(lambda: child.log_text().strip() != "")
+        file = Path("/dev/shm") / child.log_text().strip().lstrip("/")
+        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096):
+            children.stop(child)
+            assert file.exists()
+        file.unlink()
+
+
+def test_shared_memory_of_a_killed_demo_goes_too(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        DEMO.replace('"import time; time.sleep(600)"', repr(HOLDER)),
+        str(tmp_path / "log"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().strip() != "")
+        file = Path("/dev/shm") / (tmp_path / "log").read_text().strip().lstrip("/")
+        assert file.exists()
+        time.sleep(10 * LOOK_S)  # the guardian has looked, on a busy machine too
+        demo.kill()
+        assert eventually(lambda: not file.exists())
 
 
 def test_a_killed_guardian_harms_nobody(tmp_path: Path) -> None:
