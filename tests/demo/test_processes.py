@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ffn_faas.demo.guardian import LOOK_S
 from ffn_faas.demo.processes import Child, ChildFailed, Children
 
 FAMILY = """
@@ -25,7 +27,6 @@ time.sleep(600)
 DEMO = """
 import os, sys, time
 from pathlib import Path
-from ffn_faas.demo.guardian import LOOK_S
 from ffn_faas.demo.processes import Children
 with Children() as children:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -37,6 +38,17 @@ with Children() as children:
 
 def start(children: Children, tmp_path: Path, code: str, name: str = "child") -> Child:
     return children.start(name, [sys.executable, "-c", code], dict(os.environ), tmp_path / f"{name}.log")
+
+
+@contextmanager
+def demo_of(program: str, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """DEMO with ``program`` as its child; killed at the end."""
+    code = DEMO.replace('"import time; time.sleep(600)"', repr(program))
+    with subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True) as demo:
+        try:
+            yield demo
+        finally:
+            demo.kill()
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -58,6 +70,10 @@ def command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def guardians() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "ffn_faas.demo.guardian" in command_of(child)]
 
 
 def grandchild_of(child: Child) -> int:
@@ -85,8 +101,7 @@ def test_what_a_killed_child_leaves_behind_ends_too(tmp_path: Path) -> None:
 
 
 def test_a_child_dies_with_a_demo_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DEMO, str(tmp_path / "log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+    with demo_of("import time; time.sleep(600)", tmp_path / "log") as demo:
         assert demo.stdout is not None
         child = int(demo.stdout.readline())
         demo.kill()
@@ -94,14 +109,7 @@ def test_a_child_dies_with_a_demo_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_what_a_child_of_a_killed_demo_leaves_in_its_session_ends_too(tmp_path: Path) -> None:
-    orphan = FAMILY.replace(", start_new_session=True", "")
-    command = [
-        sys.executable,
-        "-c",
-        DEMO.replace('"import time; time.sleep(600)"', repr(orphan)),
-        str(tmp_path / "log"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+    with demo_of(FAMILY.replace(", start_new_session=True", ""), tmp_path / "log") as demo:
         assert demo.stdout is not None
         child = int(demo.stdout.readline())
         assert eventually(lambda: (tmp_path / "log").read_text().strip() != "")
@@ -157,15 +165,10 @@ def test_shared_memory_that_others_use_stays(tmp_path: Path) -> None:
 
 
 def test_shared_memory_of_a_killed_demo_goes_too(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        DEMO.replace('"import time; time.sleep(600)"', repr(HOLDER)),
-        str(tmp_path / "log"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
-        assert eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().strip() != "")
-        file = Path("/dev/shm") / (tmp_path / "log").read_text().strip().lstrip("/")
+    log = tmp_path / "log"
+    with demo_of(HOLDER, log) as demo:
+        assert eventually(lambda: log.exists() and log.read_text().strip() != "")
+        file = Path("/dev/shm") / log.read_text().strip().lstrip("/")
         assert file.exists()
         time.sleep(10 * LOOK_S)  # the guardian has looked, on a busy machine too
         demo.kill()
@@ -174,7 +177,8 @@ def test_shared_memory_of_a_killed_demo_goes_too(tmp_path: Path) -> None:
 
 def test_a_killed_guardian_harms_nobody(tmp_path: Path) -> None:
     with Children() as children:
-        guardian = next(child for child in psutil.Process().children() if "ffn_faas.demo.guardian" in command_of(child))
+        assert eventually(lambda: bool(guardians()))
+        (guardian,) = guardians()
         guardian.kill()
         guardian.wait(10)
         child = start(children, tmp_path, FAMILY)
