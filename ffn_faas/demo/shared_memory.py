@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 
-FOLDER = Path("/dev/shm")  # noqa: S108 - the kernel's, not a temporary file of ours
-
 
 def mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
     """Files of /dev/shm that any of ``processes`` has mapped; those that may not be looked into have none."""
