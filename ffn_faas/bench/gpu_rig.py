@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 EPOCH = 7
+ROOM = 32
+"""Multiprocessors for what Attention does beside F: a block of the experts fills one, and waits for its whole grid."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,16 @@ class Batch:
 
 
 class Rig:
-    """Windows between the two devices, F's service and A's half, for one capacity. Keeps the weights alive."""
+    """Windows between the two devices, F's service and A's half, for one capacity. Keeps the weights alive.
 
-    def __init__(self, library: Library, shape: LayerShape, weights: Weights, rows: int, f: int, a: int) -> None:
+    ``beside``: on one GPU, both halves' kernels at the same time (``serving``) instead of in turns in one stream.
+    """
+
+    def __init__(
+        self, library: Library, shape: LayerShape, weights: Weights, rows: int, f: int, a: int, *, beside: bool = False
+    ) -> None:
         self.library, self.shape, self.f, self.a = library, shape, f, a
+        self.beside = beside
         self._weights = weights
         if f != a:
             library.call("enable_peer", f, a)
@@ -101,11 +109,12 @@ class Rig:
             layer_base=[layer * shape.experts for layer in range(shape.layers)],
             weight_rows=shape.layers * shape.experts,
             item_rows=geometry.capacity,
+            multiprocessors=library.devices()[f].multiprocessors - ROOM if beside else 0,
         )
         self.service = M2nService(library, served, *(tensor.data_ptr() for tensor in weights.resident))
         library.call("use_device", a)
         self._combine = library.allocate(combine_layout(geometry).nbytes)
-        self.attention = M2nAttention(library, geometry, [shape.experts])
+        self.attention = M2nAttention(library, geometry, [shape.experts], beside=beside)
         where = addresses(geometry, self._dispatch, self._combine, 0)
         self.attention.set_link(0, 0, where, EPOCH)
         self.attention.begin()

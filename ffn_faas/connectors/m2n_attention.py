@@ -20,9 +20,18 @@ class M2nAttention:
     """Device state of one A rank. Counters and window addresses live in it, so graphs survive a new session."""
 
     def __init__(
-        self, library: Library, geometry: WindowGeometry, expert_counts: Sequence[int], timeout_s: float = 0.0
+        self,
+        library: Library,
+        geometry: WindowGeometry,
+        expert_counts: Sequence[int],
+        timeout_s: float = 0.0,
+        *,
+        beside: bool = False,
     ) -> None:
-        """``expert_counts``: experts per layer of every F rank; a wait fails after ``timeout_s`` (0: never)."""
+        """``expert_counts``: experts per layer of every F rank; a wait fails after ``timeout_s`` (0: never).
+
+        ``beside``: F's kernels run on the same GPU at the same time, so no block may stand by before its turn.
+        """
         self._library = library
         self._first = [sum(expert_counts[:rank]) for rank in range(len(expert_counts))]
         self._handle = ctypes.c_void_p()
@@ -37,6 +46,7 @@ class M2nAttention:
             geometry.hidden_size,
             geometry.top_k,
             int(timeout_s * 1e9),
+            int(beside),
             ctypes.byref(self._handle),
         )
         self.times = PostRecorder(library, [self._times_of(stage) for stage in range(geometry.stages)])

@@ -13,7 +13,7 @@ from ffn_faas.errors import NativeMissing, ResourceError
 if TYPE_CHECKING:
     from ffn_faas.connectors.m2n_window import WindowAddresses
 
-VERSION = 4
+VERSION = 5
 WAIT_SORT, EXPERTS, COMBINE, OVERLAP = 1, 2, 4, 8
 STEP = WAIT_SORT | EXPERTS | COMBINE | OVERLAP
 REMEDY = "install ffn-faas where nvcc (CUDA 12.8 or newer) is found: pip install --no-cache-dir ."
@@ -111,6 +111,7 @@ class ServiceConfig(ctypes.Structure):
         *((n, _INT) for n in ("hidden_size", "intermediate_size", "top_k", "num_layers", "num_experts")),
         ("item_rows", _INT),
         ("wait_us", _INT),
+        ("multiprocessors", _INT),
         ("weight_rows", ctypes.c_int64),
         ("device_w13", _POINTER),
         ("device_w2", _POINTER),
@@ -166,7 +167,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "service_step": (_POINTER, _INT),
     "service_idle": (_POINTER,),
     "service_enqueue": (_POINTER, _INT, _POINTER),
-    "attention_create": (_INT, _INT, _INT, _INT, _INT, _INT, _U64, ctypes.POINTER(_POINTER)),
+    "attention_create": (_INT, _INT, _INT, _INT, _INT, _INT, _U64, _INT, ctypes.POINTER(_POINTER)),
     "attention_destroy": (_POINTER,),
     "attention_set_link": (_POINTER, _INT, _INT, ctypes.POINTER(Window), _U64, _INT, _INT),
     "attention_offer": (_POINTER, ctypes.c_uint32),

@@ -33,6 +33,8 @@ class ServiceShape:
     """Experts of all layers: first dimension of w13 and w2."""
     item_rows: int
     """Most rows of a post; fixes the workspace."""
+    multiprocessors: int = 0
+    """That experts and combine take, 0 for all: fewer where Attention's kernels wait on the same GPU at once."""
 
 
 class M2nService:
@@ -56,6 +58,7 @@ class M2nService:
             num_experts=shape.num_experts,
             item_rows=shape.item_rows,
             wait_us=wait_us,
+            multiprocessors=shape.multiprocessors,
             weight_rows=shape.weight_rows,
             device_w13=w13,
             device_w2=w2,

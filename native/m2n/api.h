@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define FFN_M2N_VERSION 4
+#define FFN_M2N_VERSION 5
 enum { FFN_M2N_WAIT_SORT = 1, FFN_M2N_EXPERTS = 2, FFN_M2N_COMBINE = 4, FFN_M2N_OVERLAP = 8 };
 
 typedef struct ffn_m2n_device {
@@ -49,6 +49,7 @@ typedef struct ffn_m2n_posts {
 
 typedef struct ffn_m2n_service_config {
   int32_t hidden_size, intermediate_size, top_k, num_layers, num_experts, item_rows, wait_us;
+  int32_t multiprocessors;   /* that experts and combine take; 0 = all. Fewer where A's kernels wait beside them */
   int64_t weight_rows;       /* experts of all layers: first dimension of w13 and w2 */
   const void* device_w13;    /* bf16 [weight_rows, 2 I, H] */
   const void* device_w2;     /* bf16 [weight_rows, H, I] */
@@ -122,7 +123,8 @@ FFN_M2N_API const ffn_m2n_items* ffn_m2n_service_times(void* service);
 FFN_M2N_API void* ffn_m2n_service_stream(void* service);
 
 FFN_M2N_API int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity,
-                                         int32_t hidden_size, int32_t top_k, uint64_t timeout_ns, void** attention);
+                                         int32_t hidden_size, int32_t top_k, uint64_t timeout_ns, int32_t beside,
+                                         void** attention);
 FFN_M2N_API int ffn_m2n_attention_destroy(void* attention);
 /* Flags of this link count from epoch << 40. `offered`: of the session that is offered next; such links may be written
    while waits are in flight and no offer stands. */

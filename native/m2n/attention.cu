@@ -14,12 +14,14 @@ static_assert(sizeof(TimesRing<PostTimes>) == sizeof(ffn_m2n_posts), "api.h repe
 
 class Attention {
  public:
-  Attention(int stages, int links, int num_experts, int capacity, int hidden_size, int top_k, uint64_t timeout_ns)
+  Attention(int stages, int links, int num_experts, int capacity, int hidden_size, int top_k, uint64_t timeout_ns,
+            bool beside)
       : stages_(stages),
         links_(links),
         capacity_(capacity),
         hidden_size_(hidden_size),
         top_k_(top_k),
+        beside_(beside),
         blocks_(multiprocessors()),
         state_(stages),
         slots_(static_cast<size_t>(stages) * links * capacity),
@@ -97,7 +99,7 @@ class Attention {
     bounded(stage, stages_, "stage");
     const int blocks = std::min((rows * (hidden_size_ / 8) + 255) / 256, blocks_ * 8);
     check(launch_wait_replies(stream, state_.get() + stage, control_.device(), reports_.device() + stage,
-                              blocks <= 2 * blocks_),
+                              !beside_ && blocks <= 2 * blocks_),
           "wait");
     if (rows == 0) return;
     check(launch_sum(stream, blocks, state_.get() + stage, {static_cast<__nv_bfloat16*>(out), rows, hidden_size_}),
@@ -138,7 +140,9 @@ class Attention {
     if (value < 0 || value >= limit) throw std::invalid_argument(std::string(name) + " out of bounds");
   }
 
-  int stages_, links_, capacity_, hidden_size_, top_k_, blocks_;
+  int stages_, links_, capacity_, hidden_size_, top_k_;
+  bool beside_;
+  int blocks_;
   DeviceArray<AttentionStage> state_;
   DeviceArray<int32_t> slots_;
   DeviceArray<TimesRing<PostTimes>> times_;
@@ -156,9 +160,11 @@ using ffn::as_attention;
 using ffn::guarded;
 
 int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity, int32_t hidden_size,
-                             int32_t top_k, uint64_t timeout_ns, void** attention) {
-  return guarded(
-      [&] { *attention = new ffn::Attention(stages, links, num_experts, capacity, hidden_size, top_k, timeout_ns); });
+                             int32_t top_k, uint64_t timeout_ns, int32_t beside, void** attention) {
+  return guarded([&] {
+    *attention =
+        new ffn::Attention(stages, links, num_experts, capacity, hidden_size, top_k, timeout_ns, beside != 0);
+  });
 }
 int ffn_m2n_attention_destroy(void* attention) {
   return guarded([&] { delete static_cast<ffn::Attention*>(attention); });

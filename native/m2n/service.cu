@@ -36,7 +36,7 @@ class Service {
  public:
   explicit Service(const ffn_m2n_service_config& config)
       : shape_(shape_of(config)),
-        blocks_(multiprocessors()),
+        blocks_(config.multiprocessors > 0 ? std::min(config.multiprocessors, multiprocessors()) : multiprocessors()),
         state_(1),
         base_(shape_.num_layers),
         sorted_token_(pairs_of(shape_)),

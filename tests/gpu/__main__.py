@@ -50,6 +50,7 @@ def machine():
 
     return {
         "devices": [device.name for device in DEVICES],
+        "layout": "F on one GPU, Attention on another" if len(DEVICES) > 1 else "F and Attention share one GPU",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],

@@ -25,6 +25,10 @@ def _devices():
 
 
 DEVICES = _devices()
+A_GPU = "1" if len(DEVICES) > 1 else "0"
+"""Of Attention processes; F is on GPU 0."""
+SHARING = [] if len(DEVICES) > 1 else ["--share-device"]
+"""What F needs to be told where both are on one GPU: processes take turns there, milliseconds a round trip."""
 
 
 def pytest_collection_modifyitems(items):
@@ -54,4 +58,4 @@ def library():
 @pytest.fixture
 def pair():
     """(F, A): two GPUs where there are two."""
-    return 0, min(1, len(DEVICES) - 1)
+    return 0, int(A_GPU)

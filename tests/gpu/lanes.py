@@ -20,7 +20,7 @@ class Lanes:
             dispatch = library.allocate(dispatch_layout(self.geometry).nbytes)
             library.call("use_device", rig.a)
             combine = library.allocate(combine_layout(self.geometry).nbytes)
-            attention = M2nAttention(library, self.geometry, [rig.shape.experts], timeout_s=20.0)
+            attention = M2nAttention(library, self.geometry, [rig.shape.experts], timeout_s=20.0, beside=rig.beside)
             where = addresses(self.geometry, dispatch, combine, 0)
             attention.set_link(0, 0, where, EPOCH + lane)
             attention.begin()

@@ -7,8 +7,16 @@ from ffn_faas.connectors import m2n_library
 
 
 def make(library, shape, rows, f=0, a=0):
+    """Posts in turns with F, in one stream on one GPU."""
     weights = Weights(library, shape, f)
     return Rig(library, shape, weights, rows, f, a), weights
+
+
+def make_serving(library, shape, rows, pair):
+    """F serves in a thread of its own, on a GPU of its own where there are two."""
+    f, a = pair
+    weights = Weights(library, shape, f)
+    return Rig(library, shape, weights, rows, f, a, beside=f == a), weights
 
 
 def post(rig, layer, batch, parts=m2n_library.STEP):

@@ -14,11 +14,8 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_posts_of_ranks_in_lockstep_are_merged_and_right(library, pair, ranks):
-    f, a = pair
-    if f == a:
-        pytest.skip("needs two GPUs")
     for shape, rows in ((LayerShape(256, 128, 8, 2, 4), 5), (LayerShape(512, 256, 32, 8, 3), 300)):
-        rig, weights = rigs.make(library, shape, rows * ranks, f, a)
+        rig, weights = rigs.make_serving(library, shape, rows * ranks, pair)
         run = Lockstep(rig, ranks, rows)
         run.measure(20)
         for rank in range(ranks):
@@ -32,11 +29,8 @@ def test_posts_of_ranks_in_lockstep_are_merged_and_right(library, pair, ranks):
 
 
 def test_posts_of_different_layers_are_not_merged_and_an_item_keeps_to_its_limit(library, pair):
-    f, a = pair
-    if f == a:
-        pytest.skip("needs two GPUs")
     shape = LayerShape(256, 128, 8, 2, 4)
-    rig, weights = rigs.make(library, shape, 40, f, a)
+    rig, weights = rigs.make_serving(library, shape, 40, pair)
     run = Lockstep(rig, 4, 20)
     run.posts[1] = run.posts[1][1:] + run.posts[1][:1]
     run.measure(20)
@@ -72,13 +66,12 @@ def test_few_posts_of_two_ranks_in_lockstep_are_merged_and_right(library, pair):
 
 def test_what_lockstep_posts_cost_beside_one(library, pair, record_property):
     """Figures for docs/performance.md, not limits: rows of their own, the same rows, one post as large as all."""
-    f, a = pair
-    if f == a:
-        pytest.skip("needs two GPUs")
+    if pair[0] == pair[1]:
+        pytest.skip("needs two GPUs: these times are of an F that has all of its GPU")
     shape, first = LayerShape(2048, 768, 128, 8, 8), 0.0
     for ranks, rows, same in ((1, 32, False), (2, 32, False), (2, 32, True), (1, 64, False), (4, 32, False),
                               (4, 32, True), (1, 128, False), (1, 32, False)):  # fmt: skip
-        rig, _ = rigs.make(library, shape, ranks * rows, f, a)
+        rig, _ = rigs.make_serving(library, shape, ranks * rows, pair)
         run = Lockstep(rig, ranks, rows, same=same)
         time = report.quantiles(run.measure(60))[0]
         first = first or time

@@ -1,4 +1,7 @@
-"""The daemon on one GPU, unrelated Attention processes on another: windows over CUDA IPC, deaths, another attach."""
+"""The daemon and unrelated Attention processes: windows over CUDA IPC, deaths, another attach.
+
+F is on one GPU and Attention on another; where there is only one they share it, and processes take turns.
+"""
 
 import json
 import os
@@ -15,9 +18,9 @@ import pytest
 
 from tests.data import TinyModel
 from tests.gpu.attentions import Attention
-from tests.gpu.conftest import DEVICES
+from tests.gpu.conftest import A_GPU, SHARING
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs")]
+pytestmark = pytest.mark.gpu
 PORT = 8311
 WRONG = "rows are zeros"
 """What an Attention process ends with when a result is not the expected one."""
@@ -57,7 +60,7 @@ class Daemon:
     process: subprocess.Popen | None = None
 
     def start(self):
-        self.process = serve(self.model, *self.flags)
+        self.process = serve(self.model, *self.flags, *SHARING)
         wait_until_ready(self.process)
 
     def kill(self):
@@ -82,7 +85,7 @@ def daemon(model, request):
 
 
 def attention(daemon, instance, rows, *more):
-    return attention_on("1", daemon.model, instance, rows, *more)
+    return attention_on(A_GPU, daemon.model, instance, rows, *more)
 
 
 def attention_on(gpu, model, instance, rows, *more):
@@ -106,7 +109,7 @@ def test_twenty_deaths_of_each_kind_leave_f_serving_others(daemon):
     count = "5" if daemon.flags else "20"
     steady = attention(daemon, "steady", 64)
     steady.rounds(10)
-    arguments = str(daemon.model), f"127.0.0.1:{PORT}", "1", count
+    arguments = str(daemon.model), f"127.0.0.1:{PORT}", A_GPU, count
     mortals = start("-m", "tests.gpu.mortals", *arguments, stderr=subprocess.PIPE)
     for kind in ("idle", "wait", "put"):
         line = mortals.stdout.readline()
@@ -178,10 +181,16 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("devices", "flags"), [("0,0", []), ("0,1", []), ("0,1", ["--enforce-eager"])], ids=["one GPU", "two", "eager"]
+    ("devices", "flags"),
+    [
+        ("0,0", []),
+        pytest.param("0,1", [], marks=pytest.mark.skipif(A_GPU == "0", reason="needs two GPUs: a rank on each")),
+        (f"0,{A_GPU}", ["--enforce-eager"]),
+    ],
+    ids=["one GPU", "two", "eager"],
 )
 def test_two_f_ranks_serve_one_attention_and_come_back_after_one_of_them_was_killed(model, devices, flags):
-    """Processes that share a GPU take turns: rank 1 on Attention's own. Every result is compared with float64."""
+    """Processes that share a GPU take turns: rank 1 is on Attention's own. Every result is compared with float64."""
     world = World(model, devices, "--share-device", *flags).start()
     wait_until_ready(*world.ranks)
     captured = attention(world, "captured", 40, "graph", "60")

@@ -12,7 +12,6 @@ from ffn_faas.cli import main
 from ffn_faas.connectors.m2n_library import KEPT_TIMES
 from tests import traces
 from tests.gpu import rigs
-from tests.gpu.conftest import DEVICES
 from tests.gpu.test_processes import PORT, attention, daemon, model  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.gpu
@@ -91,23 +90,17 @@ def check(rig, steps, posts, told):
 
 
 def prepare(library, pair):
-    rig, _ = rigs.make(library, SHAPE, max(ROWS), *pair)
+    rig, _ = rigs.make_serving(library, SHAPE, max(ROWS), pair)
     library.call("use_device", rig.f)
     rig.service.capture()
     library.call("use_device", rig.a)
     return rig
 
 
-def need_two(pair):
-    if pair[0] == pair[1]:
-        pytest.skip("needs two GPUs")
-
-
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graphs"])
 def test_posts_and_steps_of_both_sides_are_seen_on_one_clock_and_no_result_changes(
     library, pair, captured, record_property
 ):
-    need_two(pair)
     rig = prepare(library, pair)
     posts = Posts(rig, 12, captured=captured)
     with rig.serving(captured=captured):
@@ -133,7 +126,6 @@ def test_posts_and_steps_of_both_sides_are_seen_on_one_clock_and_no_result_chang
 
 def test_the_clocks_of_one_moment_agree_again_later(library, pair):
     """Two readings a fifth of a second apart differ by the drift of a crystal, some millionths, and their errors."""
-    need_two(pair)
     rig = prepare(library, pair)
     for device, times in ((rig.f, rig.service.times), (rig.a, rig.attention.times)):
         library.call("use_device", device)
@@ -147,7 +139,6 @@ def test_the_clocks_of_one_moment_agree_again_later(library, pair):
 
 
 def test_the_oldest_are_left_out_when_a_ring_has_gone_round(library, pair):
-    need_two(pair)
     rig = prepare(library, pair)
     posts = Posts(rig, 96, captured=True)
     turns = KEPT_TIMES // len(posts.told) + 5
@@ -171,7 +162,6 @@ def test_the_oldest_are_left_out_when_a_ring_has_gone_round(library, pair):
 
 
 def test_a_profile_is_taken_beside_a_wait_that_nobody_answers(library, pair):
-    need_two(pair)
     rig = prepare(library, pair)
     batch, stream = rig.batch(4, 1), torch.cuda.Stream(rig.a)
     torch.cuda.synchronize(rig.a)
@@ -215,7 +205,6 @@ def test_a_profile_is_taken_while_another_thread_captures_a_graph(library, pair)
     rig.close()
 
 
-@pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs")
 def test_the_command_shows_both_sides_of_running_processes(daemon, tmp_path):  # noqa: F811 - the fixture
     """F in its graph with an Attention in one, or both eager."""
     running = attention(daemon, "profiled", 64, "eager" if daemon.flags else "graph")

@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from tests.gpu.conftest import DEVICES
 from tests.gpu.test_processes import WRONG, Daemon, attention, both_ways, daemon, model, status  # noqa: F401 - fixtures
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs")]
+pytestmark = pytest.mark.gpu
 
 
 def test_whoever_is_stopped_delays_only_itself_and_no_result_changes(daemon):  # noqa: F811 - the fixture

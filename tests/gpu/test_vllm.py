@@ -1,4 +1,7 @@
-"""Stock vLLM on GPU 0 with its experts on GPU 1: log-probabilities beside two stock runs with different kernels."""
+"""Stock vLLM with its experts on another GPU: log-probabilities beside two stock runs with different kernels.
+
+Where there is only one GPU they share it, and processes take turns.
+"""
 
 import json
 import os
@@ -13,11 +16,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.gpu.conftest import DEVICES
+from tests.gpu.conftest import A_GPU, DEVICES, SHARING
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs"),
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM"),
     pytest.mark.timeout(560),
 ]
@@ -129,14 +131,13 @@ def finish(folder, name, process):
 
 
 class F:
-    """The daemon on GPU 1; more ``ranks`` than one share it."""
+    """The daemon on the last GPU; more ``ranks`` than one share it."""
 
     def __init__(self, model, log, *flags, ranks=1):
         self.command = [sys.executable, "-u", "-m", "ffn_faas", "serve", str(model), "--backend", "gpu-deepep-m2n"]
-        self.command += ["--device-ids", ",".join(["1"] * ranks), "--port", str(PORT)]
+        self.command += ["--device-ids", ",".join([A_GPU] * ranks), "--port", str(PORT)]
         self.command += ["--max-num-batched-tokens", "4096", *flags]
-        if ranks > 1:
-            self.command.append("--share-device")
+        self.command += SHARING or (["--share-device"] if ranks > 1 else [])
         self.log, self.ranks = log, ranks
         self.ready_s = 0.0
         self.processes = []
@@ -224,6 +225,7 @@ def llm(model, **more):
         "max_model_len": 4096,
         "max_num_seqs": 64,
         "gpu_memory_utilization": 0.3,
+        "kv_cache_memory_bytes": 4 << 30,  # free memory is no measure where others start on the same GPU
         "dtype": "bfloat16",
         "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 64]},
         **more,
@@ -238,17 +240,20 @@ def model(tmp_path_factory):
 
 
 def test_remote_experts_differ_from_stock_no_more_than_stock_kernels_do(model, tmp_path, record_property):
+    """All four processes at once: what takes longest is their start."""
     afd = {"port": PORT, "connector_extra_config": {"reattach_timeout_s": 100}}
-    stock = {
+    eager = {"enforce_eager": True}
+    running = {
         "stock": start_vllm(tmp_path, "stock", "0", llm=llm(model), tokens=MANY),
-        "stock-eager": start_vllm(tmp_path, "stock-eager", "1", llm=llm(model, enforce_eager=True), tokens=MANY),
+        "stock-eager": start_vllm(tmp_path, "stock-eager", A_GPU, llm=llm(model, **eager), tokens=MANY),
     }
-    stock = {name: finish(tmp_path, name, process)["tokens"] for name, process in stock.items()}
     f = F(model, tmp_path / "f.log").start()
-    remote = {}
-    for name, options in (("graphs", {}), ("eager", {"enforce_eager": True})):
-        process = start_vllm(tmp_path, name, llm=llm(model, **options), afd=afd, tokens=MANY)
-        remote[name] = finish(tmp_path, name, process)["tokens"]
+    running |= {
+        "graphs": start_vllm(tmp_path, "graphs", llm=llm(model), afd=afd, tokens=MANY),
+        "eager": start_vllm(tmp_path, "eager", llm=llm(model, **eager), afd=afd, tokens=MANY),
+    }
+    remote = {name: finish(tmp_path, name, process)["tokens"] for name, process in running.items()}
+    stock = {name: remote.pop(name) for name in ("stock", "stock-eager")}
     metrics = f.metrics()
     f.stop()
     both = F(model, tmp_path / "both.log", ranks=2).start()
@@ -268,10 +273,11 @@ def test_remote_experts_differ_from_stock_no_more_than_stock_kernels_do(model, t
             assert ours[limit] <= 1.1 * between_stock[limit], (name, limit, found)
 
 
-def wait_for_line(log, text, count=1, timeout_s=200.0):
+def wait_for_line(logs, text, count=1, timeout_s=200.0):
+    """Until one of them has it ``count`` times."""
     deadline = time.monotonic() + timeout_s
-    while log.read_text().count(text) < count:
-        assert time.monotonic() < deadline, log.read_text()[-4000:]
+    while max(log.read_text().count(text) for log in logs) < count:
+        assert time.monotonic() < deadline, logs[0].read_text()[-4000:]
         time.sleep(0.01)
 
 
@@ -280,33 +286,47 @@ def test_f_killed_under_vllm_changes_no_token_and_vllm_killed_leaves_f_serving_t
     afd = {"port": PORT, "connector_extra_config": {"reattach_timeout_s": 100}}
     asked = TOKENS | {"count": 300}
     f = F(model, tmp_path / "f.log").start()
-    for name, options in (("graphs", {}), ("eager", {"enforce_eager": True})):
-        log, out = tmp_path / f"{name}.log", tmp_path / f"{name}.out.json"
-        process = start_vllm(
-            tmp_path, name, llm=llm(model, **options), afd=afd, tokens=asked, again=True, for_ever=True
+    ways = {"graphs": {}, "eager": {"enforce_eager": True}}
+    running = {
+        name: start_vllm(
+            tmp_path,
+            name,
+            llm=llm(model, **options),
+            afd=afd,
+            tokens=asked,
+            again=str(tmp_path / "again"),
+            for_ever=True,
         )
-        try:
-            wait_for_line(log, "again")
-            for death in range(2):
-                wait_for_line(log, "prompt 0: ", 2)
-                wait_for_line(log, "prompt ", asked["prompts"] + 1 + 2 * death)
-                time.sleep(0.1)
-                f.kill()
-                f.start()
-            while not out.exists():
-                assert process.poll() is None, log.read_text()[-4000:]
+        for name, options in ways.items()
+    }
+    logs = [tmp_path / f"{name}.log" for name in running]
+    try:
+        for log in logs:
+            wait_for_line([log], "again")
+        (tmp_path / "again").touch()
+        for death in range(2):
+            wait_for_line(logs, "prompt ", asked["prompts"] + 1 + 2 * death)
+            time.sleep(0.1)
+            f.kill()
+            f.start()
+        for name, process in running.items():
+            while not (tmp_path / f"{name}.out.json").exists():
+                assert process.poll() is None, (tmp_path / f"{name}.log").read_text()[-4000:]
                 time.sleep(0.05)
-            time.sleep(0.5)
-        finally:
+        time.sleep(0.5)
+    finally:
+        for process in running.values():
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        result = json.loads(out.read_text())
-        assert log.read_text().count("F is back after") == 2
+    for name in running:
+        result = json.loads((tmp_path / f"{name}.out.json").read_text())
+        assert (tmp_path / f"{name}.log").read_text().count("F is back after") == 2
         assert [run["tokens"] for run in result["tokens"]] == [run["tokens"] for run in result["again"]]
-        assert f.is_ready()
+    assert f.is_ready()
     f.stop()
 
 
+@pytest.mark.skipif(len(DEVICES) < 2, reason="needs two GPUs: times of an F and an Attention that have one each")
 def test_time_of_an_output_token_beside_stock(tmp_path, record_property):
     """Figures for docs/performance.md, not limits: the full shape with dummy weights, [batch, context]."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 48, "vocab_size": 151_936}))

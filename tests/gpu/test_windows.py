@@ -84,7 +84,7 @@ def test_a_post_out_of_bounds_is_refused_and_other_lanes_go_on(library, layer, r
 @pytest.mark.sanitized
 def test_sessions_of_different_capacity_are_served_in_turn_by_one_graph(library, pair):
     f, a = pair
-    rig, weights = rigs.make(library, LayerShape(256, 128, 8, 2, 2), 512, f, a)
+    rig, weights = rigs.make_serving(library, LayerShape(256, 128, 8, 2, 2), 512, pair)
     shape = rig.shape
     library.call("use_device", f)
     geometry = WindowGeometry(1, 32, shape.hidden, shape.top_k, 2)
@@ -93,7 +93,7 @@ def test_sessions_of_different_capacity_are_served_in_turn_by_one_graph(library,
     library.call("use_device", a)
     torch.cuda.set_device(a)
     combine = library.allocate(combine_layout(geometry).nbytes)
-    other = M2nAttention(library, geometry, [shape.experts])
+    other = M2nAttention(library, geometry, [shape.experts], beside=rig.beside)
     where = addresses(geometry, arena, combine, 0)
     other.set_link(0, 0, where, 11)
     other.begin()
@@ -122,10 +122,7 @@ def test_sessions_of_different_capacity_are_served_in_turn_by_one_graph(library,
 @pytest.mark.parametrize("rounds", [10_000_000])
 def test_very_many_rounds_at_random_distances_never_give_another_result(library, pair, rounds, record_property):
     """Sixteen Attention ranks at once; pauses drawn anew every so often on both sides, F in its graph and eager."""
-    f, a = pair
-    if f == a:
-        pytest.skip("needs two GPUs")
-    rig, weights = rigs.make(library, SHAPE, 8 * CAPACITY, f, a)
+    rig, weights = rigs.make_serving(library, SHAPE, 8 * CAPACITY, pair)
     rig.service.capture()
     run = Litmus(rig, 16, 60)
     for layer, batch in run.learn()[::41]:

@@ -2,8 +2,8 @@
 
 ``llm`` are arguments of vllm.LLM, ``afd`` the block of ``--additional-config`` or null, ``alone`` takes the experts
 away (results are zeros), ``tokens`` asks for greedy tokens of random prompts one at a time and log-probabilities of the
-prompts, ``again`` for them a second time, ``for_ever`` again and again once the result is written, ``tpot`` for the
-time of an output token at each [batch, context].
+prompts, ``again`` for them a second time once this file exists, ``for_ever`` again and again once the result is
+written, ``tpot`` for the time of an output token at each [batch, context].
 """
 
 import json
@@ -34,6 +34,8 @@ def main(task):
         result["tokens"] = tokens(llm, **task["tokens"])
     if task.get("again"):
         print("again", flush=True)
+        while not Path(task["again"]).exists():
+            time.sleep(0.01)
         result["again"] = tokens(llm, **task["tokens"])
     result["tpot_ms"] = {}
     for batch, context in task.get("tpot", []):
