@@ -162,8 +162,7 @@ using ffn::guarded;
 int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity, int32_t hidden_size,
                              int32_t top_k, uint64_t timeout_ns, int32_t beside, void** attention) {
   return guarded([&] {
-    *attention =
-        new ffn::Attention(stages, links, num_experts, capacity, hidden_size, top_k, timeout_ns, beside != 0);
+    *attention = new ffn::Attention(stages, links, num_experts, capacity, hidden_size, top_k, timeout_ns, beside != 0);
   });
 }
 int ffn_m2n_attention_destroy(void* attention) {
