@@ -72,12 +72,28 @@ struct Place {
 struct JobList {
   const RowTile* tiles;
   int gate_up_blocks, down_blocks, gate_up_jobs, jobs;
+  int last;   // gate_up jobs of the last, partial round, if they are few: else 0
+  int ahead;  // down jobs that every other block does meanwhile
 
   __device__ JobList(const Item& item, const ServiceShape& shape, const Workspace& work) : tiles(work.tiles) {
     gate_up_blocks = (2 * shape.intermediate_size + kWeightRows - 1) / kWeightRows;
     down_blocks = (shape.hidden_size + kWeightRows - 1) / kWeightRows;
     gate_up_jobs = item.tiles * gate_up_blocks;
     jobs = gate_up_jobs + item.tiles * down_blocks;
+    const int blocks = gridDim.x;
+    last = gate_up_jobs % blocks;
+    ahead = min((shape.hidden_size + shape.intermediate_size / 2) / shape.intermediate_size,
+                (jobs - gate_up_jobs) / (blocks - last));
+    if (gate_up_jobs < blocks || 2 * last > blocks || ahead == 0) last = 0;
+  }
+  // The n-th job of this block, past the end for none. Rounds of the list, but where few blocks have one more of the
+  // long gate_up jobs, all others take down jobs meanwhile.
+  __device__ int turn(int n) const {
+    const int blocks = gridDim.x, self = blockIdx.x, plain = n * blocks + self;
+    if (last == 0 || plain < gate_up_jobs) return plain;
+    const int others = blocks - last, own = n - gate_up_jobs / blocks;
+    if (self >= last && own < ahead) return gate_up_jobs + own * others + self - last;
+    return gate_up_jobs + ahead * others + (self < last ? own - 1 : own - ahead) * blocks + self;
   }
   // Asked for one turn ahead, so that nobody waits for its loads; past the end it is nothing.
   __device__ Job at(int index) const {
@@ -103,9 +119,10 @@ struct JobList {
 __device__ void load_weights(const Shared& shared, const JobList& list, const ExpertWeights& weights,
                              const ServiceShape& shape, int weight_row) {
   Place place;
-  Job job = list.at(blockIdx.x);
-  for (int index = blockIdx.x; index < list.jobs; index += gridDim.x) {
-    const Job next = list.at(index + gridDim.x);
+  Job job = list.at(list.turn(0));
+  for (int index = list.turn(0), turn = 1; index < list.jobs; ++turn) {
+    const int following = list.turn(turn);
+    const Job next = list.at(following);
     const int steps = (job.down ? shape.intermediate_size : shape.hidden_size) / kDepth;
     const int expert = weight_row + job.rows.expert, row = job.block * kWeightRows;
     const uint64_t policy = job.rows.count > 1 ? kEvictNormal : kEvictFirst;
@@ -118,6 +135,7 @@ __device__ void load_weights(const Shared& shared, const JobList& list, const Ex
       copy_box(shared.weights(place.stage), map, full, step * kDepth, row, expert, policy);
     }
     job = next;
+    index = following;
   }
 }
 
@@ -170,10 +188,11 @@ __device__ void gather_tokens(const Shared& shared, const JobList& list, const S
   const int first = 4 * warp + lane / 8;  // of the token rows that this thread gathers, in turns of 4 kGatherWarps
   const uint32_t finished = list.gate_up_blocks * kConsumerWarps;
   Place place;
-  Job job = list.at(blockIdx.x);
+  Job job = list.at(list.turn(0));
   Sources sources(job, work, warp);
-  for (int index = blockIdx.x; index < list.jobs; index += gridDim.x) {
-    const Job next = list.at(index + gridDim.x);
+  for (int index = list.turn(0), turn = 1; index < list.jobs; ++turn) {
+    const int following = list.turn(turn);
+    const Job next = list.at(following);
     const int rows = job.rows.rows;
     const int width = job.down ? shape.intermediate_size : shape.hidden_size;
     if (job.down) {
@@ -195,6 +214,7 @@ __device__ void gather_tokens(const Shared& shared, const JobList& list, const S
       gather_arrive(shared.full_barrier(place.stage));
     }
     job = next;
+    index = following;
   }
 }
 
@@ -302,7 +322,7 @@ __device__ __forceinline__ void multiply(const Shared& shared, Place& place, con
 __device__ __forceinline__ void multiply_jobs(const Shared& shared, const JobList& list, const ServiceShape& shape,
                                               const Workspace& work) {
   Place place;
-  for (int index = blockIdx.x; index < list.jobs; index += gridDim.x) {
+  for (int turn = 0; list.turn(turn) < list.jobs; ++turn) {
     barrier_wait(shared.full_barrier(place.stage), place.parity);
     const Job job = shared.job(place.stage);
     const int rows = job.rows.rows;

@@ -23,13 +23,9 @@ class Report:
     def write(self, code=None):
         self.target.write_text(json.dumps({"machine": self.machine, "exit": code, "tests": self.tests}, indent=1))
 
-    def pytest_configure(self, config):
-        config.addinivalue_line("markers", "gpu: needs NVIDIA Hopper GPUs and the compiled GPU backend")
-        config.addinivalue_line("markers", "sanitized: small enough for compute-sanitizer")
-        config.addinivalue_line("markers", "timeout: a plugin's, where it is installed")
-
     def pytest_runtest_logreport(self, report):
-        seen = self.tests.setdefault(report.nodeid, {"outcome": report.outcome, "seconds": 0.0})
+        name = report.nodeid.partition("@")[0]  # behind it the group, of several workers
+        seen = self.tests.setdefault(name, {"outcome": report.outcome, "seconds": 0.0})
         seen["seconds"] = round(seen["seconds"] + report.duration, 2)
         if report.outcome != "passed" or report.when == "call":
             seen["outcome"] = report.outcome

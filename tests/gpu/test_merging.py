@@ -64,6 +64,7 @@ def test_few_posts_of_two_ranks_in_lockstep_are_merged_and_right(library, pair):
     rig.close()
 
 
+@pytest.mark.quiet
 def test_what_lockstep_posts_cost_beside_one(library, pair, record_property):
     """Figures for docs/performance.md, not limits: rows of their own, the same rows, one post as large as all."""
     if pair[0] == pair[1]:

@@ -215,7 +215,7 @@ def test_one_gpu_for_two_ranks_or_for_both_sides_is_refused_by_its_uuid_unless_s
     assert all(code in (4, 6) for _, code in ends), ends
     daemon = serve(model)
     wait_until_ready(daemon)
-    second = serve(model, port=PORT + 10, stderr=subprocess.STDOUT)
+    second = serve(model, port=PORT + 5, stderr=subprocess.STDOUT)
     log, _ = second.communicate(timeout=60)
     assert second.returncode == 6, log
     assert "already serves another F rank of this host" in log

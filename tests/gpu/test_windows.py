@@ -119,6 +119,7 @@ def test_sessions_of_different_capacity_are_served_in_turn_by_one_graph(library,
     rig.close()
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("rounds", [10_000_000])
 def test_very_many_rounds_at_random_distances_never_give_another_result(library, pair, rounds, record_property):
     """Sixteen Attention ranks at once; pauses drawn anew every so often on both sides, F in its graph and eager."""
