@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ffn_faas.experts.spec import MoESpec
 
 NAMES = ("vllm", "sgl", "zentorch", "torch")
+_UNQUANTIZED = 0
+"""vLLM's CPUQuantMethod of weights in bf16."""
 
 
 def rival(name: str, shape: LayerShape) -> ExpertKernel:
@@ -77,9 +79,13 @@ class SglKernel(_Whole):
     def compute(
         self, layer: int, hidden: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
     ) -> None:
+        import torch
+
         w13, w2 = self._layers[layer]
-        nothing = (None,) * 5
-        out.copy_(ops().fused_experts_cpu(hidden, w13, w2, weights, expert_ids, False, False, False, *nothing, True))
+        result = torch.empty_like(hidden)
+        nothing = (None,) * 10  # scales, zeros, block size, biases and limits of what is not bf16
+        ops().fused_experts_cpu(result, hidden, w13, w2, weights, expert_ids, _UNQUANTIZED, *nothing, True)
+        out.copy_(result)
 
 
 class ZentorchKernel(_Whole):
