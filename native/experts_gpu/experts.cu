@@ -276,7 +276,7 @@ __device__ __forceinline__ void store_down(const float (&sum)[2][N / 2], const J
     for (int i = 0; i < 2; ++i) {
       const int at = 4 * j + i;
       const uint2 value = {packed(sum[0][at], sum[0][at + 2]), packed(sum[1][at], sum[1][at + 2])};
-      if (8 * j + i < rows) *reinterpret_cast<uint2*>(target + i * width) = value;
+      if (8 * j + i < rows) store8_once(target + i * width, value, kEvictFirst);
     }
     target += 8 * width;
   }

@@ -57,6 +57,12 @@ __device__ __forceinline__ uint4 load16_once(const void* p) {
 __device__ __forceinline__ void store16(void* p, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// 8 bytes that are read once, soon: out of the way of what is streamed past them.
+__device__ __forceinline__ void store8_once(void* p, uint2 v, uint64_t policy) {
+  asm volatile("st.global.L1::no_allocate.L2::cache_hint.v2.u32 [%0], {%1, %2}, %3;" ::"l"(p), "r"(v.x), "r"(v.y),
+               "l"(policy)
+               : "memory");
+}
 
 // Programmatic dependent launch; both do nothing in a kernel that was launched without it.
 __device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

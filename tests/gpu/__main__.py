@@ -1,12 +1,14 @@
-"""The GPU suite in one command: ``python -m tests.gpu [--report gpu-report.json] [pytest options]``.
+"""The GPU suite in one command: ``python -m tests.gpu [--report gpu-report.json] [--lanes] [pytest options]``.
 
 Writes one report: machine, versions, every test with its outcome, seconds and recorded figures; what is known so far
-after every test, with ``exit`` null. Reads no pytest configuration, so that it runs where only torch, pytest and the
-daemon's own needs are installed.
+after every test, with ``exit`` null. ``--lanes``: three parts at once, most of a test being the start of processes;
+their output is in files beside the report. Reads no pytest configuration, so that it runs where only torch, pytest and
+the daemon's own needs are installed.
 """
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,11 +23,13 @@ class Report:
         self.target, self.machine, self.tests = target, machine(), {}
 
     def write(self, code=None):
-        self.target.write_text(json.dumps({"machine": self.machine, "exit": code, "tests": self.tests}, indent=1))
+        whole = {"machine": self.machine, "exit": code, "tests": self.tests}
+        unfinished = self.target.with_suffix(".new")
+        unfinished.write_text(json.dumps(whole, indent=1))
+        unfinished.replace(self.target)
 
     def pytest_runtest_logreport(self, report):
-        name = report.nodeid.partition("@")[0]  # behind it the group, of several workers
-        seen = self.tests.setdefault(name, {"outcome": report.outcome, "seconds": 0.0})
+        seen = self.tests.setdefault(report.nodeid, {"outcome": report.outcome, "seconds": 0.0})
         seen["seconds"] = round(seen["seconds"] + report.duration, 2)
         if report.outcome != "passed" or report.when == "call":
             seen["outcome"] = report.outcome
@@ -54,12 +58,48 @@ def machine():
     }
 
 
+LANES = {
+    "vllm-and-quiet": "gpu and (vllm or quiet)",
+    "processes": "gpu and not (vllm or quiet) and processes",
+    "others": "gpu and not (vllm or quiet) and not processes",
+}
+"""By name, which tests: pytest's ``-m``."""
+
+
+def run_lanes(target, arguments):
+    """One pytest process for each; ``target`` is kept up to date with what all of them know."""
+    running, parts = [], []
+    for number, (name, which) in enumerate(LANES.items()):
+        part = target.with_name(f"{target.stem}.{name}.json")
+        part.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.gpu", "--report", str(part), *arguments, "-m", which]
+        if any(argument.startswith("--basetemp=") for argument in arguments):
+            command = [f"{one}/{name}" if one.startswith("--basetemp=") else one for one in command]
+        with target.with_name(f"{target.stem}.{name}.txt").open("w") as log:
+            environment = os.environ | {"GPU_TEST_PORT": str(8311 + 100 * number)}
+            running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+        parts.append(part)
+    codes = None
+    while codes is None:
+        codes = [process.poll() for process in running]
+        if None in codes:
+            codes = time.sleep(1.0)
+        known = [json.loads(part.read_text()) for part in parts if part.exists()]
+        if known:
+            tests = {name: test for one in known for name, test in one["tests"].items()}
+            whole = {"machine": known[0]["machine"], "exit": codes and max(codes), "tests": tests}
+            target.write_text(json.dumps(whole, indent=1))
+    return max(codes)
+
+
 def main(arguments):
     target = Path("gpu-report.json")
     if "--report" in arguments:
         at = arguments.index("--report")
         target = Path(arguments[at + 1])
         arguments = arguments[:at] + arguments[at + 2 :]
+    if "--lanes" in arguments:
+        return run_lanes(target, [argument for argument in arguments if argument != "--lanes"])
     root = Path(__file__).parents[2]
     report = Report(target)
     options = ["-c", os.devnull, "--rootdir", str(root), "-p", "no:cacheprovider", "-m", "gpu", "-ra"]

@@ -1,6 +1,6 @@
 """GPU tests: one documented command, ``python -m tests.gpu``, on a machine with Hopper GPUs.
 
-With ``-n 2`` (pytest-xdist) one worker runs the tests of vLLM and those that want quiet GPUs, another all others.
+``--lanes`` runs three parts of it beside each other (``__main__.py``); ``turns.py`` keeps the GPUs quiet for some.
 """
 
 import gc
@@ -34,8 +34,8 @@ def _devices():
 DEVICES = _devices()
 A_GPU = "1" if len(DEVICES) > 1 else "0"
 """Of Attention processes; F is on GPU 0."""
-SHARING = [] if len(DEVICES) > 1 else ["--share-device"]
-"""What F needs to be told where both are on one GPU: processes take turns there, milliseconds a round trip."""
+SHARED = ["--share-device"]
+"""F may meet Attention on its GPU where there is only one, and daemons of other lanes; they take turns then."""
 
 
 def pytest_configure(config):
@@ -43,27 +43,22 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "sanitized: small enough for compute-sanitizer")
     config.addinivalue_line("markers", "quiet: nothing else may run on the GPUs meanwhile")
     config.addinivalue_line("markers", "timeout: a plugin's, where it is installed")
-    config.addinivalue_line("markers", "xdist_group: a plugin's, where it is installed")
+    config.addinivalue_line("markers", "vllm: starts stock vLLM")
+    config.addinivalue_line("markers", "processes: a daemon and Attention processes without vLLM")
 
 
-def _group(item):
-    if not item.get_closest_marker("gpu"):
-        return None
-    vllm = item.path.name == "test_vllm.py"
-    if item.get_closest_marker("quiet"):
-        return 2 if vllm else 1
-    return 0 if vllm else 3
+def _order(item):
+    """What takes longest goes first, then what wants quiet GPUs: others wait only once."""
+    vllm, quiet = item.get_closest_marker("vllm"), item.get_closest_marker("quiet")
+    return (2 if vllm else 1) if quiet else (0 if vllm else 3)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Without a Hopper GPU, or without the compiled part, these are skipped by name. What takes longest goes first."""
-    here = [(at, item) for at, item in enumerate(items) if _group(item) is not None]
-    for (at, _), (_, item) in zip(here, sorted(here, key=lambda one: _group(one[1])), strict=True):
+    """Without a Hopper GPU, or without the compiled part, these are skipped by name."""
+    here = [at for at, item in enumerate(items) if item.get_closest_marker("gpu")]
+    for at, item in zip(here, sorted((items[at] for at in here), key=_order), strict=True):
         items[at] = item
     for item in items:
-        if _group(item) is not None:
-            item.add_marker(pytest.mark.xdist_group("others" if _group(item) == 3 else "vllm and quiet"))
         if item.get_closest_marker("gpu") and not any(device.capability[0] == 9 for device in DEVICES):
             item.add_marker(pytest.mark.skip(reason="no Hopper GPU, or built without nvcc"))
 

@@ -18,10 +18,10 @@ import pytest
 
 from tests.data import TinyModel
 from tests.gpu.attentions import Attention
-from tests.gpu.conftest import A_GPU, SHARING
+from tests.gpu.conftest import A_GPU, SHARED
 
-pytestmark = pytest.mark.gpu
-PORT = 8311
+pytestmark = [pytest.mark.gpu, pytest.mark.processes]
+PORT = int(os.environ.get("GPU_TEST_PORT", "8311"))
 WRONG = "rows are zeros"
 """What an Attention process ends with when a result is not the expected one."""
 
@@ -60,7 +60,7 @@ class Daemon:
     process: subprocess.Popen | None = None
 
     def start(self):
-        self.process = serve(self.model, *self.flags, *SHARING)
+        self.process = serve(self.model, *self.flags, *SHARED)
         wait_until_ready(self.process)
 
     def kill(self):
@@ -208,6 +208,7 @@ def test_two_f_ranks_serve_one_attention_and_come_back_after_one_of_them_was_kil
     assert world.end() == [0, 0]
 
 
+@pytest.mark.quiet
 def test_one_gpu_for_two_ranks_or_for_both_sides_is_refused_by_its_uuid_unless_sharing_was_asked_for(model):
     world = World(model, "0,1").start(CUDA_VISIBLE_DEVICES="0")  # each rank sees one GPU, and it is the same
     ends = [(rank.communicate(timeout=60)[0], rank.returncode) for rank in world.ranks]

@@ -20,6 +20,7 @@ from tests.gpu.conftest import A_GPU, DEVICES
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.vllm,
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM"),
     pytest.mark.timeout(900),
 ]

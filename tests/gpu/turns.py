@@ -1,4 +1,4 @@
-"""Two workers run the suite beside each other (``-n 2``); tests whose figures or patience need quiet GPUs run alone."""
+"""Parts of the suite run beside each other (``--lanes``); tests whose figures need quiet GPUs run alone."""
 
 import fcntl
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def turn(*, alone):
-    """Waits while another worker's test is alone, or with ``alone`` until none runs. Who came first goes first."""
+    """Waits while another lane's test is alone, or with ``alone`` until none runs. Who came first goes first."""
     places = [Path(tempfile.gettempdir()) / f"ffn_faas-gpu-tests.{name}" for name in ("gate", "turn")]
     with places[0].open("a") as gate, places[1].open("a") as held:
         fcntl.flock(gate, fcntl.LOCK_EX)
