@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffn_faas.errors import ModelRefused, UsageError
+from ffn_faas.errors import ModelRefused, ResourceError, UsageError
 from ffn_faas.experts.kernels import KERNEL_NAMES, create_kernel
 from ffn_faas.experts.kernels.base import ExpertKernel
 from ffn_faas.experts.spec import MoESpec
@@ -123,8 +123,24 @@ def test_vllm_kernel_splits_a_huge_item_without_changing_a_bit(monkeypatch: pyte
 
     hidden, ids, weights = inputs(33, seed=5)
     expected = run(_cached("vllm"), hidden, ids, weights)
-    monkeypatch.setattr(vllm_kernel, "_INT32_MAX", 30_000)
-    assert torch.equal(run(_cached("vllm"), hidden, ids, weights), expected)
+    monkeypatch.setattr(vllm_kernel, "_SCRATCH_BYTES", 15_000)  # 6 rows
+    assert torch.equal(run(build("vllm"), hidden, ids, weights), expected)
+
+
+@needs_vllm
+def test_a_failing_operator_of_vllm_is_told_and_raised(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from ffn_faas.experts.kernels import vllm_kernel
+
+    real = vllm_kernel.VllmExperts
+    monkeypatch.setattr(
+        vllm_kernel, "VllmExperts", lambda shape, dtype, act, _isa, **rest: real(shape, dtype, act, "?", **rest)
+    )
+    hidden, ids, weights = inputs(2, seed=6)
+    with pytest.raises(ResourceError, match="failed on 2 rows of layer 1"):
+        run(build("vllm"), hidden, ids, weights)
+    assert "vLLM's kernel failed on 2 rows of layer 1: " in capfd.readouterr().err
 
 
 @needs_vllm
@@ -237,7 +253,6 @@ def test_kernel_names_resolve_and_others_are_refused() -> None:
 
 
 def test_absent_vllm_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ffn_faas.errors import ResourceError
     from ffn_faas.experts.kernels import vllm_ops
 
     monkeypatch.setattr(vllm_ops, "_registered", lambda: False)

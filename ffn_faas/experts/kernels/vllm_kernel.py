@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ffn_faas.errors import ModelRefused
+from ffn_faas.errors import ModelRefused, ResourceError
+from ffn_faas.experts.kernels import vllm_experts
 from ffn_faas.experts.kernels.base import LayerKernel, empty
+from ffn_faas.experts.kernels.vllm_experts import VllmExperts
 from ffn_faas.experts.kernels.vllm_ops import isa, load_ops, ops
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 32
 _INT32_MAX = (1 << 31) - 1
 """The kernel's offsets, into a layer's weights and into its scratch memory, are 32-bit."""
+_SCRATCH_BYTES = _INT32_MAX // 2
 
 
 def shape_refusal(spec: MoESpec, num_local_experts: int) -> str | None:
@@ -41,10 +44,7 @@ def _padded(intermediate: int) -> int:
 class VllmKernel(LayerKernel):
     """Weights are packed layer by layer out of one staging buffer; the packed layout is vLLM's.
 
-    The kernel takes no id below zero (it would write out of bounds), and its result is rounded to the weights'
-    dtype. So an item whose rows have all their experts here is one call exactly as stock makes it. Else each
-    (row, expert) pair becomes a row of its own with one expert, and the results are summed in f32: no foreign
-    expert is computed and each hit expert is still read once.
+    How an item becomes calls that give stock's bits is said in ``native/experts_vllm``, which makes them.
     """
 
     name = "vllm"
@@ -54,15 +54,19 @@ class VllmKernel(LayerKernel):
         self._hidden, self._inter = spec.hidden_size, spec.intermediate_size
         self._padded = _padded(self._inter)
         self._interleaved = spec.activation == "swigluoai"
-        self._packed: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._biases: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []
+        self._experts: VllmExperts | None = None
+
+    @property
+    def native_address(self) -> int:
+        """Address of the ``ffn_expert_kernel``: the connector then steps without the GIL. Valid until ``release``."""
+        return self._resident.native_address
 
     def prepare(self) -> None:
         load_ops()
+        vllm_experts.load()
 
     def allocate(self, experts: range) -> None:
         super().allocate(experts)
-        self._isa = isa(self.spec.dtype)
         count = len(experts)
         refusal = shape_refusal(self.spec, count)
         if refusal:
@@ -75,7 +79,7 @@ class VllmKernel(LayerKernel):
             empty((count, 2 * self._inter), self.spec.dtype),
             empty((count, self._hidden), self.spec.dtype),
         )
-        self._biases = []
+        self._isa = isa(self.spec.dtype)
         self._packed = [
             (
                 empty((count, 2 * self._padded, self._hidden), self.spec.dtype),
@@ -83,6 +87,13 @@ class VllmKernel(LayerKernel):
             )
             for _ in range(self.spec.num_layers)
         ]
+        self._experts = VllmExperts(
+            (count, self._hidden, self._padded),
+            self.spec.dtype,
+            self.spec.activation,
+            self._isa,
+            scratch_bytes=_SCRATCH_BYTES,
+        )
 
     def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         return self._staging
@@ -100,7 +111,8 @@ class VllmKernel(LayerKernel):
         for weight, packed in zip((self._halves(w13), w2), self._packed[layer], strict=True):
             ops().prepack_moe_weight(weight, packed, self._isa)
         b13, b2 = self._bias_staging
-        self._biases.append((self._halves(b13).clone(), b2.clone()) if self.spec.has_bias else (None, None))
+        biases = (self._halves(b13).clone(), b2.clone()) if self.spec.has_bias else (None, None)
+        self._resident.add_layer(self._packed[layer], biases)
 
     def _halves(self, wide: torch.Tensor) -> torch.Tensor:
         """[E, 2I, ...], gate then up, as the kernel wants it: row by row in turn, or each half padded with zeros."""
@@ -120,8 +132,7 @@ class VllmKernel(LayerKernel):
 
     @property
     def resident_bytes(self) -> int:
-        weights = sum(w13.nbytes + w2.nbytes for w13, w2 in self._packed)
-        return int(weights + sum(bias.nbytes for biases in self._biases for bias in biases if bias is not None))
+        return self._experts.nbytes if self._experts is not None else 0
 
     def compute(
         self,
@@ -131,43 +142,17 @@ class VllmKernel(LayerKernel):
         weights: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        valid = expert_ids >= 0
-        if valid.all():
-            self._call(layer, hidden, expert_ids, weights, out)
-            return
-        out.zero_()
-        occupied = valid.any(dim=1)
-        if valid[occupied].all():
-            # Whole rows without an expert are padding; the others are as stock has them.
-            rows = occupied.nonzero().squeeze(1)
-            result = out.new_empty(rows.numel(), out.shape[1])
-            self._call(layer, hidden[rows], expert_ids[rows], weights[rows], result)
-            out[rows] = result
-            return
-        rows, slots = valid.nonzero(as_tuple=True)
-        result = out.new_empty(rows.numel(), out.shape[1])
-        ids, pair_weights = expert_ids[rows, slots].unsqueeze(1), weights[rows, slots].unsqueeze(1)
-        self._call(layer, hidden[rows], ids, pair_weights, result)
-        out.index_add_(0, rows, result)
-
-    def _call(
-        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Stock's call; every id is valid. A row's result does not depend on the others, so that splitting is exact."""
-        import torch
-
-        w13, w2 = self._packed[layer]
-        b13, b2 = self._biases[layer]
-        activation = self.spec.activation
-        per_row = ids.shape[1] * (4 * self._hidden + hidden.element_size() * self._padded + 8)
-        step = max(1, (_INT32_MAX // 2) // max(1, per_row))
-        for begin in range(0, hidden.shape[0], step):
-            part = slice(begin, begin + step)
-            rows = hidden[part]
-            result = torch.empty_like(rows)
-            ops().cpu_fused_moe(result, rows, w13, w2, b13, b2, weights[part], ids[part], False, activation, self._isa)
-            out[part] = result
+        rows, top_k = expert_ids.shape
+        addresses = (tensor.data_ptr() for tensor in (hidden, expert_ids, weights, out))
+        if self._resident.compute(layer, rows, top_k, *addresses):
+            raise ResourceError(f"vLLM's kernel failed on {rows} rows of layer {layer}")
 
     def release(self) -> None:
-        self._packed, self._biases = [], []
+        self._packed, self._experts = [], None
         self.finish()
+
+    @property
+    def _resident(self) -> VllmExperts:
+        if self._experts is None:
+            raise ResourceError("the vllm kernel holds no experts: allocate it first")
+        return self._experts
