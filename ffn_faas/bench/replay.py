@@ -17,6 +17,8 @@ from ffn_faas.bench.openai_client import OpenAiServer
 from ffn_faas.errors import UsageError
 
 ORDER = (0, 1, 1, 0)
+SETTLE_S = 2.0
+"""Before each pass: vLLM's processes spin for a second after their last request, on cores that the other may share."""
 COLUMNS = {
     "concurrency": "in flight",
     "a_tokens_per_s": "A tokens/s",
@@ -69,9 +71,13 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
 
 
 def run(
-    requests: Sequence[dict[str, Any]], urls: Sequence[str], concurrency: Sequence[int], brackets: int = 1
+    requests: Sequence[dict[str, Any]],
+    urls: Sequence[str],
+    concurrency: Sequence[int],
+    brackets: int = 1,
+    settle_s: float = SETTLE_S,
 ) -> dict[str, Any]:
-    """Blocks until every request was answered four times a bracket for each concurrency.
+    """Blocks until every request was answered four times a bracket for each concurrency; both rest ``settle_s`` before.
 
     A pass of each server with the largest concurrency comes first and is not counted. Raises UsageError unless there
     are two URLs, ResourceError when a server does not answer or refuses a request.
@@ -87,6 +93,7 @@ def run(
         for in_flight in concurrency:
             passes: list[list[Pass]] = [[], []]
             for which in ORDER * brackets:
+                time.sleep(settle_s)
                 passes[which].append(one_pass(requests, servers[which].complete, in_flight))
                 servers[which].close()  # its threads have ended
             rows.append(row(in_flight, *passes))

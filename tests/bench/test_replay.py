@@ -55,7 +55,7 @@ def servers() -> Iterator[list[int]]:
 
 def test_requests_go_to_both_in_brackets(servers: list[int]) -> None:
     requests = [{"prompt": str(number), "max_tokens": 3} for number in range(4)]
-    result = replay.run(requests, [f"http://127.0.0.1:{port}" for port in servers], [1])
+    result = replay.run(requests, [f"http://127.0.0.1:{port}" for port in servers], [1], settle_s=0)
     a, b = servers
     counted = ASKED[2:]  # one each to warm up
     assert counted == [(port, str(number)) for port in (a, b, b, a) for number in range(4)]
@@ -90,7 +90,7 @@ def test_rates_weigh_passes_by_their_seconds() -> None:
 def test_a_refused_request_and_a_wrong_file_are_named(servers: list[int], tmp_path: Path) -> None:
     urls = [f"http://127.0.0.1:{port}" for port in servers]
     with pytest.raises(ResourceError, match="HTTP 400"):
-        replay.run([{"prompt": "bad", "max_tokens": 1}], urls, [1])
+        replay.run([{"prompt": "bad", "max_tokens": 1}], urls, [1], settle_s=0)
     with pytest.raises(UsageError, match="two are needed"):
         replay.run([{"prompt": "x"}], urls[:1], [1])
     file = tmp_path / "requests.jsonl"
