@@ -122,6 +122,7 @@ FFN_M2N_API const ffn_m2n_counters* ffn_m2n_service_counters(void* service);
 FFN_M2N_API const ffn_m2n_items* ffn_m2n_service_times(void* service);
 FFN_M2N_API void* ffn_m2n_service_stream(void* service);
 
+/* beside: F's kernels run on the same GPU at the same time, so that no block of ours may stand by before its turn. */
 FFN_M2N_API int ffn_m2n_attention_create(int32_t stages, int32_t links, int32_t num_experts, int32_t capacity,
                                          int32_t hidden_size, int32_t top_k, uint64_t timeout_ns, int32_t beside,
                                          void** attention);

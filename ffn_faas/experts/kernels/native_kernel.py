@@ -52,10 +52,6 @@ class NativeKernel(ExpertKernel):
         """The instruction set that computes."""
         return self._resident.path
 
-    @property
-    def untried(self) -> str:
-        return "the native kernel's AVX512-BF16 path" if self.path == "avx512_bf16" else ""
-
     def allocate(self, experts: range) -> None:
         super().allocate(experts)
         spec = self.spec
