@@ -109,7 +109,7 @@ FFN_M2N_API int ffn_m2n_service_set_lane(void* service, int32_t lane, const ffn_
 FFN_M2N_API int ffn_m2n_service_lane_fault(void* service, int32_t lane, int32_t* fault);
 /* Once for everything; parts other than all of them are for measuring. */
 FFN_M2N_API int ffn_m2n_service_capture(void* service, int32_t parts);
-/* Enqueue one wait -> sort -> experts -> combine, at most four in flight: blocks for the fourth last. */
+/* Enqueue one wait -> sort -> experts -> combine, at most sixteen in flight: blocks for the sixteenth last. */
 FFN_M2N_API int ffn_m2n_service_step(void* service, int32_t captured);
 FFN_M2N_API int ffn_m2n_service_idle(void* service);
 /* The parts named by the flags, in order, on any stream: for measuring and tests. */

@@ -3,7 +3,7 @@
     python -m tests.bench.experts_gpu base.so,changed.so 2048:32,256,1024 7168:4096
 
 Prints for each size and build the median of three medians in microseconds, its share of the byte floor and of the
-matrix peak (both probed first), and whether results have the bits of the first build. On one GPU that nothing else uses.
+matrix peak (both probed first), and whether results have the bits of the first build. On one GPU, all for itself.
 """
 
 from __future__ import annotations
