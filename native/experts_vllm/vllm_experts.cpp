@@ -13,7 +13,9 @@
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffn_faas/expert_kernel.h"
@@ -76,13 +78,18 @@ class VllmExperts {
   // expert are left out (padding); and if a row has some of its experts here, each (row, expert) pair becomes a row of
   // its own with one expert, and the results are summed in f32: no foreign expert is computed.
   void compute(const ffn_item& item) {
+    if (item.hidden_size != hidden_ || item.element_size * hidden_ != row_bytes_) {
+      throw std::invalid_argument("they are not of this model");
+    }
     const int64_t top_k = item.top_k;
     rows_.clear();
+    pairs_ = 0;
     bool whole = true;
     for (int64_t row = 0; row < item.rows; ++row) {
       const int32_t* ids = item.expert_ids + row * top_k;
       const int64_t here = std::count_if(ids, ids + top_k, [](int32_t id) { return id >= 0; });
       if (here > 0) rows_.push_back(row);
+      pairs_ += here;
       whole = whole && (here == 0 || here == top_k);
     }
     if (whole && static_cast<int64_t>(rows_.size()) == item.rows) {
@@ -94,6 +101,14 @@ class VllmExperts {
     }
   }
 
+  // With what follows from the model filled in.
+  ffn_item item() const {
+    ffn_item result{};
+    result.hidden_size = static_cast<int32_t>(hidden_);
+    result.element_size = static_cast<int32_t>(row_bytes_ / hidden_);
+    return result;
+  }
+
  private:
   void compute_all(const ffn_item& item) {
     call(item.layer, item.rows, item.top_k, item.hidden, item.expert_ids, item.weights);
@@ -102,7 +117,7 @@ class VllmExperts {
 
   void compute_occupied(const ffn_item& item) {
     const int64_t top_k = item.top_k;
-    start_gathering(top_k);
+    start_gathering(static_cast<int64_t>(rows_.size()));
     for (const int64_t row : rows_) gather(item, row, row * top_k, top_k);
     call_gathered(item.layer, top_k);
     std::memset(item.partial, 0, item.rows * hidden_ * sizeof(float));
@@ -115,7 +130,7 @@ class VllmExperts {
 
   void compute_pairs(const ffn_item& item) {
     const int64_t top_k = item.top_k;
-    start_gathering(1);
+    start_gathering(pairs_);
     std::vector<int64_t> row_of_pair;
     for (const int64_t row : rows_) {
       for (int64_t slot = row * top_k; slot < (row + 1) * top_k; ++slot) {
@@ -133,13 +148,13 @@ class VllmExperts {
     }
   }
 
-  void start_gathering(int64_t top_k) {
+  void start_gathering(int64_t rows) {
     gathered_hidden_.clear();
     gathered_ids_.clear();
     gathered_weights_.clear();
-    gathered_hidden_.reserve(rows_.size() * row_bytes_);
-    gathered_ids_.reserve(rows_.size() * top_k);
-    gathered_weights_.reserve(rows_.size() * top_k);
+    gathered_hidden_.reserve(rows * row_bytes_);
+    gathered_ids_.reserve(pairs_);
+    gathered_weights_.reserve(pairs_);
   }
 
   void gather(const ffn_item& item, int64_t row, int64_t first_slot, int64_t slots) {
@@ -203,6 +218,7 @@ class VllmExperts {
   torch::jit::Stack stack_;
   // Of one item.
   std::vector<int64_t> rows_;  // with at least one expert
+  int64_t pairs_ = 0;          // (row, expert)
   std::vector<char> gathered_hidden_;
   std::vector<int32_t> gathered_ids_;
   std::vector<float> gathered_weights_;
@@ -233,12 +249,18 @@ struct Handle {
 // Of the torch that this library was built for.
 EXPORTED const char* ffn_faas_vllm_experts_torch_version() { return TORCH_VERSION; }
 
+// Null when vLLM's library is not loaded, with the reason on stderr.
 EXPORTED void* ffn_faas_vllm_experts_new(int64_t experts, int64_t hidden, int64_t inter, int32_t dtype,
                                          const char* activation, const char* isa, int64_t scratch_bytes) {
-  auto* handle =
-      new Handle{{experts, hidden, inter, static_cast<ScalarType>(dtype), activation, isa, scratch_bytes}, {}};
-  handle->kernel = {&handle->experts, compute};
-  return handle;
+  try {
+    auto* handle =
+        new Handle{{experts, hidden, inter, static_cast<ScalarType>(dtype), activation, isa, scratch_bytes}, {}};
+    handle->kernel = {&handle->experts, compute};
+    return handle;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ffn_faas: vLLM's kernel cannot be called: %s\n", error.what());
+    return nullptr;
+  }
 }
 
 // Weights and biases (null: none) belong to the caller and must outlive the handle.
@@ -254,7 +276,7 @@ EXPORTED const ffn_expert_kernel* ffn_faas_vllm_experts_kernel(void* handle) {
 
 EXPORTED int ffn_faas_vllm_experts_compute(void* handle, int32_t layer, int64_t rows, int32_t top_k, const void* hidden,
                                            const int32_t* ids, const float* weights, float* out) {
-  ffn_item item{};
+  ffn_item item = static_cast<Handle*>(handle)->experts.item();
   item.layer = layer;
   item.rows = rows;
   item.top_k = top_k;

@@ -128,6 +128,15 @@ def test_vllm_kernel_splits_a_huge_item_without_changing_a_bit(monkeypatch: pyte
 
 
 @needs_vllm
+def test_an_operator_of_vllm_with_other_operands_is_refused_with_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ffn_faas.experts.kernels import vllm_experts
+
+    monkeypatch.setattr(vllm_experts, "_OPERANDS", ["Tensor", "int"])
+    with pytest.raises(ResourceError, match=r"other operands: _C::cpu_fused_moe\(Tensor.* str isa\) -> \(\)"):
+        build("vllm")
+
+
+@needs_vllm
 def test_a_failing_operator_of_vllm_is_told_and_raised(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

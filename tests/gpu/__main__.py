@@ -82,8 +82,7 @@ def run_lanes(target, arguments):
     codes = None
     while codes is None:
         codes = [process.poll() for process in running]
-        if None in codes:
-            codes = time.sleep(1.0)
+        codes = time.sleep(1.0) if None in codes else [abs(code) for code in codes]  # below 0: a signal ended it
         known = [json.loads(part.read_text()) for part in parts if part.exists()]
         if known:
             tests = {name: test for one in known for name, test in one["tests"].items()}

@@ -1,5 +1,6 @@
 """What a package without its compiled part says."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def test_a_missing_caller_of_vllms_kernel_names_the_order_of_installation(
     (tmp_path / "_lib" / "vllm_experts.so").write_bytes(b"not a library")
     with pytest.raises(NativeMissing, match=r"does not load into torch "):
         vllm_experts.load()
+
+
+def test_a_caller_of_vllms_kernel_without_vllm_raises_and_does_not_abort() -> None:
+    make = "VllmExperts((1, 32, 32), 'float32', 'silu', 'vec', scratch_bytes=1)"
+    result = subprocess.run(
+        [sys.executable, "-c", f"from ffn_faas.experts.kernels.vllm_experts import VllmExperts; {make}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "vLLM's kernel cannot be called: Could not find schema for _C::cpu_fused_moe" in result.stderr
+    assert "ResourceError" in result.stderr
 
 
 def test_a_caller_of_vllms_kernel_made_for_another_torch_names_both(monkeypatch: pytest.MonkeyPatch) -> None:

