@@ -107,6 +107,7 @@ class _Size:
         self._local: dict[str, list[float]] = {name: [] for name in kernels}
         self._copies: list[float] = []
         self._copy_floor = CopyFloor(tokens, options.shape.hidden, options.shape.dtype)
+        self._one_row = _Batch(options.shape, router, 1, seed=0)
         self._repeats = 1
 
     def one_round(self, number: int, service: Service, probe: Probe) -> None:
@@ -129,7 +130,10 @@ class _Size:
             self._floors.append(self._floor(batch.experts_hit))
             for name, kernel in order if number % 2 else reversed(order):
                 time.sleep(REST_S)
-                self._local[name].append(batch.microseconds(kernel, (number + repeat) % self._options.shape.layers))
+                layer = number + repeat
+                # As in a running model, where the layer before has just been computed: threads are awake.
+                self._one_row.microseconds(kernel, (layer + 1) % self._options.shape.layers)
+                self._local[name].append(batch.microseconds(kernel, layer % self._options.shape.layers))
 
     def _keep_steps(self, steps: list[tuple[float, float]]) -> None:
         """Of one round each, where a round took one step; else the mean of a burst."""

@@ -257,19 +257,28 @@ Target Experts::target(const Job& job, const Block& part, int64_t index) const {
           rows_.data() + slot,     scales_.data() + slot, first_.data() + slot};
 }
 
+// The panel at `next`, if there is one, at the pace at which a panel is read.
+Ahead Experts::ahead(const char* next, const char* otherwise) const {
+  return next != nullptr ? Ahead{next, pair_bytes()} : Ahead{otherwise, 0};
+}
+
+int64_t Experts::pair_bytes() const { return 4 * kColumns * size_of(layout_.type); }
+
 // Weights are widened on their way into registers, and read once.
 void Experts::few_rows(Scratch& scratch, const Stage& stage, int64_t index, const char* next) {
   const Job& job = jobs_[stage.job];
+  const int64_t pairs = stage.down ? layout_.inter_pairs : layout_.hidden_pairs;
   const char* weights = panel(stage.down, job, index);
+  const Ahead whole = ahead(next, weights);
   for (int64_t i = 0, count = blocks(job); i < count; ++i) {
     const Block part = block(job, i);
-    const void* after = i + 1 == count && next != nullptr ? next : weights;
+    const Ahead share = whole.part(i, count, pairs);
     const char* x = input(scratch, stage, part);
     if (stage.down) {
-      path_.down[part.rows - 1](weights, layout_.inter_pairs, x, target(job, part, index), after);
+      path_.down[part.rows - 1](weights, pairs, x, target(job, part, index), share);
     } else {
-      path_.gate_up[part.rows - 1](weights, layout_.hidden_pairs, x, output(stage, part, index),
-                                   layout_.inter - index * kColumns, after);
+      path_.gate_up[part.rows - 1](weights, pairs, x, output(stage, part, index), layout_.inter - index * kColumns,
+                                   share);
     }
   }
 }
@@ -278,7 +287,6 @@ void Experts::few_rows(Scratch& scratch, const Stage& stage, int64_t index, cons
 void Experts::many_rows(Scratch& scratch, const Stage& stage, int64_t begin, int64_t end, const char* next) {
   const Job& job = jobs_[stage.job];
   const int64_t pairs = stage.down ? layout_.inter_pairs : layout_.hidden_pairs;
-  const int64_t pair_bytes = 4 * kColumns * size_of(layout_.type);
   const int64_t count = blocks(job);
   const auto sums_of = [&](int64_t index, const Block& part) {
     return reinterpret_cast<float*>(scratch.sums->data()) + ((index - begin) * job.rows + part.begin) * 2 * kColumns;
@@ -286,19 +294,18 @@ void Experts::many_rows(Scratch& scratch, const Stage& stage, int64_t begin, int
   for (int64_t from = 0; from < pairs; from += kManyPairs) {
     const int64_t step = std::min(kManyPairs, pairs - from);
     for (int64_t index = begin; index < end; ++index) {
-      const char* weights = panel(stage.down, job, index) + from * pair_bytes;
-      const char* after = weights;
+      const char* weights = panel(stage.down, job, index) + from * pair_bytes();
+      const char* after = next;
       if (index + 1 < end) {
-        after = panel(stage.down, job, index + 1) + from * pair_bytes;
+        after = panel(stage.down, job, index + 1) + from * pair_bytes();
       } else if (from + step < pairs) {
-        after = panel(stage.down, job, begin) + (from + step) * pair_bytes;
-      } else if (next != nullptr) {
-        after = next;
+        after = panel(stage.down, job, begin) + (from + step) * pair_bytes();
       }
+      const Ahead whole = ahead(after, weights);
       for (int64_t i = 0; i < count; ++i) {
         const Block part = block(job, i);
         const char* x = input(scratch, stage, part) + 2 * from * part.rows * path_.activation_size;
-        path_.accumulate[part.rows - 1](weights, step, x, sums_of(index, part), from == 0, i == 0 ? after : weights);
+        path_.accumulate[part.rows - 1](weights, step, x, sums_of(index, part), from == 0, whole.part(i, count, step));
       }
     }
   }

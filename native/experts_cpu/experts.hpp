@@ -76,6 +76,8 @@ class Experts {
   int64_t panels_per_task(bool down, const Job& job) const;
   int64_t panels(bool down) const { return down ? layout_.down_panels : layout_.gate_up_panels; }
   const char* panel(bool down, const Job& job, int64_t index) const;
+  Ahead ahead(const char* next, const char* otherwise) const;
+  int64_t pair_bytes() const;
   void run_task(Scratch& scratch, const Stage& stage, int64_t task, const char* next);
   void gather(Scratch& scratch, const Job& job, int64_t number);
   void few_rows(Scratch& scratch, const Stage& stage, int64_t index, const char* next);

@@ -23,6 +23,19 @@ struct Target {
   const uint8_t* first;  // 1: nothing was added to this row before, so store
 };
 
+// What is fetched meanwhile: `step` bytes from `at` on for every pair of k. A panel is passed over once for each block
+// of rows, and each pass fetches its share of the next: all of it within one pass, memory would be waited for in that
+// pass and lie idle in the others.
+struct Ahead {
+  const char* at;
+  int64_t step;
+
+  // Always inlined: files with other flags must not share it.
+  inline __attribute__((always_inline)) Ahead part(int64_t index, int64_t parts, int64_t pairs) const {
+    return {at + index * pairs * step / parts, step / parts};
+  }
+};
+
 struct Path {
   const char* name;
   Type type;  // of the weights
@@ -32,15 +45,13 @@ struct Path {
   // Rows [from 0, hidden) of the weights' type, gathered by index, into the blocked form; padded with zeros to 16.
   void (*gather)(const void* hidden, int64_t stride, const int64_t* rows, int count, void* x);
   // SwiGLU of one gate_up panel for `r + 1` rows: 16 columns, written to activations + row * 16. Columns from `valid`
-  // on are zeros. `next`: the panel that is read after this one, fetched meanwhile.
+  // on are zeros.
   void (*gate_up[kMaxRows])(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid,
-                            const void* next);
-  void (*down[kMaxRows])(const void* panel, int64_t pairs, const void* activations, const Target& target,
-                         const void* next);
+                            Ahead ahead);
+  void (*down[kMaxRows])(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead ahead);
   // For many rows, null where a path gains nothing by it: products of `pairs` pairs of a panel with `r + 1` rows, added
   // to sums [r + 1][32] (`start`: the sums are not read); and what gate_up and down do with their sums.
-  void (*accumulate[kMaxRows])(const void* panel, int64_t pairs, const void* x, float* sums, bool start,
-                               const void* next);
+  void (*accumulate[kMaxRows])(const void* panel, int64_t pairs, const void* x, float* sums, bool start, Ahead ahead);
   void (*finish_gate_up)(const float* sums, int count, void* activations, int64_t valid);
   void (*finish_down)(const float* sums, int count, const Target& target);
 

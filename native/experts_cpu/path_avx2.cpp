@@ -81,16 +81,15 @@ inline __attribute__((always_inline)) void multiply_pair(const char* line, const
 
 template <class Weight, int M, int V>
 inline __attribute__((always_inline)) void multiply(const void* panel, int64_t pairs, const void* activations,
-                                                    const void* next, int part, __m256 (&sum)[M][V]) {
+                                                    Ahead ahead, int part, __m256 (&sum)[M][V]) {
   const char* line = static_cast<const char*>(panel);
-  const char* ahead = static_cast<const char*>(next);
   const float* x = static_cast<const float*>(activations);
   for (; pairs > 0; pairs -= kChunk / 2, x += M * kChunk) {
     const int64_t count = pairs < kChunk / 2 ? pairs : kChunk / 2;
     for (int64_t i = 0; i < count; ++i) {
-      _mm_prefetch(ahead, _MM_HINT_T1);
-      _mm_prefetch(ahead + 64, _MM_HINT_T1);
-      ahead += 128;
+      _mm_prefetch(ahead.at, _MM_HINT_T1);
+      _mm_prefetch(ahead.at + 64, _MM_HINT_T1);
+      ahead.at += ahead.step;
       multiply_pair<Weight, M, V>(line, x + 2 * i, part, sum);
       line += 2 * Weight::kLine;
     }
@@ -152,7 +151,7 @@ inline void add(float* out, int64_t count, float scale, bool store, __m256 y) {
 // Not inlined: beside other code the compiler finds no register for every sum.
 template <class Weight, int M>
 __attribute__((noinline)) void accumulate(const void* panel, int64_t pairs, const void* x, float* sums, bool start,
-                                          const void* next) {
+                                          Ahead ahead) {
   for (int part = 0; part < 2; ++part) {
     __m256 sum[M][2];
     zero<M, 2>(sum);
@@ -160,7 +159,7 @@ __attribute__((noinline)) void accumulate(const void* panel, int64_t pairs, cons
       sum[r][0] = _mm256_load_ps(sums + r * 2 * kColumns + 8 * part);
       sum[r][1] = _mm256_load_ps(sums + r * 2 * kColumns + kColumns + 8 * part);
     }
-    multiply<Weight, M, 2>(panel, pairs, x, part ? panel : next, part, sum);
+    multiply<Weight, M, 2>(panel, pairs, x, ahead.part(part, 2, pairs), part, sum);
 #pragma GCC unroll 8
     for (int r = 0; r < M; ++r) {
       _mm256_store_ps(sums + r * 2 * kColumns + 8 * part, sum[r][0]);
@@ -190,12 +189,12 @@ void finish_down(const float* sums, int count, const Target& target) {
 }
 
 template <class Weight, int M>
-void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
+void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, Ahead ahead) {
   auto* out = static_cast<float*>(activations);
   if constexpr (few(M)) {
     __m256 sum[M][4];
     zero<M, 4>(sum);
-    multiply<Weight, M, 4>(panel, pairs, x, next, 0, sum);
+    multiply<Weight, M, 4>(panel, pairs, x, ahead, 0, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < M; ++r) {
       _mm256_storeu_ps(out + r * kChunk, swiglu(sum[r][0], sum[r][2]));
@@ -204,17 +203,17 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
     clear_columns(out, M, valid);
   } else {
     alignas(32) float sums[M * 2 * kColumns];
-    accumulate<Weight, M>(panel, pairs, x, sums, true, next);
+    accumulate<Weight, M>(panel, pairs, x, sums, true, ahead);
     finish_gate_up(sums, M, activations, valid);
   }
 }
 
 template <class Weight, int M>
-void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
+void down(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead ahead) {
   if constexpr (few(M)) {
     __m256 sum[M][4];
     zero<M, 4>(sum);
-    multiply<Weight, M, 4>(panel, pairs, activations, next, 0, sum);
+    multiply<Weight, M, 4>(panel, pairs, activations, ahead, 0, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < M; ++r) {
       float* out = target.out + target.rows[r] * target.stride;
@@ -225,7 +224,7 @@ void down(const void* panel, int64_t pairs, const void* activations, const Targe
     }
   } else {
     alignas(32) float sums[M * 2 * kColumns];
-    accumulate<Weight, M>(panel, pairs, activations, sums, true, next);
+    accumulate<Weight, M>(panel, pairs, activations, sums, true, ahead);
     finish_down(sums, M, target);
   }
 }

@@ -54,16 +54,15 @@ inline __attribute__((always_inline)) void add_product(__m512& sum, __m512 a, __
 // and go.
 template <class Weight, int M>
 inline __attribute__((always_inline)) void multiply(const void* panel, int64_t pairs, const void* activations,
-                                                    const void* next, __m512 (&sum)[M][2]) {
+                                                    Ahead ahead, __m512 (&sum)[M][2]) {
   const char* line = static_cast<const char*>(panel);
-  const char* ahead = static_cast<const char*>(next);
   const float* x = static_cast<const float*>(activations);
   for (; pairs > 0; pairs -= kChunk / 2, x += M * kChunk) {
     const int64_t count = pairs < kChunk / 2 ? pairs : kChunk / 2;
     for (int64_t i = 0; i < count; ++i) {
-      _mm_prefetch(ahead, _MM_HINT_T1);
-      _mm_prefetch(ahead + 64, _MM_HINT_T1);
-      ahead += 128;
+      _mm_prefetch(ahead.at, _MM_HINT_T1);
+      _mm_prefetch(ahead.at + 64, _MM_HINT_T1);
+      ahead.at += ahead.step;
       const typename Weight::Raw raw_left = Weight::load(line), raw_right = Weight::load(line + Weight::kLine);
       __m512 left = Weight::even(line, raw_left), right = Weight::even(line + Weight::kLine, raw_right);
 #pragma GCC unroll 16
@@ -86,10 +85,10 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
 }
 
 template <class Weight, int M>
-void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
+void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, Ahead ahead) {
   __m512 sum[M][2];
   zero<M>(sum);
-  multiply<Weight, M>(panel, pairs, x, next, sum);
+  multiply<Weight, M>(panel, pairs, x, ahead, sum);
   auto* out = static_cast<float*>(activations);
   const __mmask16 mask = first_columns(valid);
 #pragma GCC unroll 16
@@ -99,10 +98,10 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
 }
 
 template <class Weight, int M>
-void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
+void down(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead ahead) {
   __m512 sum[M][2];
   zero<M>(sum);
-  multiply<Weight, M>(panel, pairs, activations, next, sum);
+  multiply<Weight, M>(panel, pairs, activations, ahead, sum);
 #pragma GCC unroll 16
   for (int r = 0; r < M; ++r) add_down(target, r, sum[r][0], sum[r][1]);
 }

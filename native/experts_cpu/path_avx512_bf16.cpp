@@ -12,9 +12,8 @@ namespace {
 
 template <int M>
 inline __attribute__((always_inline)) void multiply(const void* panel, int64_t pairs, const void* activations,
-                                                    const void* next, __m512 (&sum)[M][2]) {
+                                                    Ahead ahead, __m512 (&sum)[M][2]) {
   const char* line = static_cast<const char*>(panel);
-  const char* ahead = static_cast<const char*>(next);
   const char* x = static_cast<const char*>(activations);  // [k / 16][M][8 pairs]
   constexpr int64_t kRow = kChunk * 2;
   zero<M>(sum);
@@ -23,10 +22,10 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
     for (int64_t i = 0; i < count; ++i) {
       const __m512bh left = (__m512bh)_mm512_load_si512(line);
       const __m512bh right = (__m512bh)_mm512_load_si512(line + 64);
-      _mm_prefetch(ahead, _MM_HINT_T1);
-      _mm_prefetch(ahead + 64, _MM_HINT_T1);
+      _mm_prefetch(ahead.at, _MM_HINT_T1);
+      _mm_prefetch(ahead.at + 64, _MM_HINT_T1);
       line += 128;
-      ahead += 128;
+      ahead.at += ahead.step;
 #pragma GCC unroll 16
       for (int r = 0; r < M; ++r) {
         int pair;
@@ -40,9 +39,9 @@ inline __attribute__((always_inline)) void multiply(const void* panel, int64_t p
 }
 
 template <int M>
-void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void* next) {
+void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, Ahead ahead) {
   __m512 sum[M][2];
-  multiply<M>(panel, pairs, x, next, sum);
+  multiply<M>(panel, pairs, x, ahead, sum);
   auto* out = static_cast<uint16_t*>(activations);
   const __mmask16 mask = first_columns(valid);
 #pragma GCC unroll 16
@@ -53,9 +52,9 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
 }
 
 template <int M>
-void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void* next) {
+void down(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead ahead) {
   __m512 sum[M][2];
-  multiply<M>(panel, pairs, activations, next, sum);
+  multiply<M>(panel, pairs, activations, ahead, sum);
 #pragma GCC unroll 16
   for (int r = 0; r < M; ++r) add_down(target, r, sum[r][0], sum[r][1]);
 }

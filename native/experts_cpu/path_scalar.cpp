@@ -58,7 +58,7 @@ void multiply(const void* panel, int64_t pairs, const void* activations, float (
 }
 
 template <class Weight, int M>
-void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, const void*) {
+void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, Ahead) {
   float sum[M][2 * kColumns];
   multiply<Weight, M>(panel, pairs, x, sum);
   auto* out = static_cast<float*>(activations);
@@ -71,7 +71,7 @@ void gate_up(const void* panel, int64_t pairs, const void* x, void* activations,
 }
 
 template <class Weight, int M>
-void down(const void* panel, int64_t pairs, const void* activations, const Target& target, const void*) {
+void down(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead) {
   float sum[M][2 * kColumns];
   multiply<Weight, M>(panel, pairs, activations, sum);
   for (int r = 0; r < M; ++r) {

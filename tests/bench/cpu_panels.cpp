@@ -50,10 +50,10 @@ int main() {
     for (int rows = 1; rows <= path.max_rows; ++rows) {
       const double pair = 2.0 * 2 * kColumns * 2 * rows;
       const double whole = best(40, 20 * kPairs * pair, [&] {
-        for (int i = 0; i < 20; ++i) path.gate_up[rows - 1](panel, kPairs, x, activations, kColumns, panel);
+        for (int i = 0; i < 20; ++i) path.gate_up[rows - 1](panel, kPairs, x, activations, kColumns, {panel, 128});
       });
       const double cut = best(40, 160 * kStretch * pair, [&] {
-        for (int i = 0; i < 160; ++i) path.accumulate[rows - 1](panel, kStretch, x, sums, false, panel);
+        for (int i = 0; i < 160; ++i) path.accumulate[rows - 1](panel, kStretch, x, sums, false, {panel, 128});
       });
       std::printf("  %d: %.2f %.2f", rows, whole / peak, cut / peak);
     }
