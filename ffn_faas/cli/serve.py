@@ -199,6 +199,7 @@ def parse(argv: Sequence[str]) -> tuple[ServeConfig, list[str]]:
 def run(argv: Sequence[str]) -> int:
     """Serve until stopped; returns the exit code."""
     serve_config, ignored = parse(argv)
+    env.calm_openmp()  # before anything loads torch
     from ffn_faas.service.host import serve
 
     return serve(serve_config, ignored_flags=ignored)

@@ -243,6 +243,15 @@ def test_kernel_warms_up_accounts_and_releases(name: str) -> None:
     assert kernel.resident_bytes == 0
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compute_with_as_many_threads_as_the_settings_say(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("FFN_FAAS_NUM_THREADS", "1")
+    create_kernel(name, MoESpec.from_config(MODEL.config())).prepare()
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+
+
 @needs_vllm
 def test_vllm_kernel_refuses_shapes_that_its_operators_cannot_address() -> None:
     with pytest.raises(ModelRefused, match="divisible by 32, this model has 72"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from ffn_faas import env
 from ffn_faas.errors import ResourceError
 from ffn_faas.experts.layouts import DOWN, GATE, UP
 
@@ -117,7 +118,12 @@ class ExpertKernel(ABC):
 
 
 class LayerKernel(ExpertKernel):
-    """A kernel that is filled a layer at a time, matrices side by side as torch has them."""
+    """A kernel that is filled a layer at a time, matrices side by side as torch has them; computes with torch's threads."""
+
+    def prepare(self) -> None:
+        import torch
+
+        torch.set_num_threads(env.num_threads())
 
     @abstractmethod
     def layer_buffers(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

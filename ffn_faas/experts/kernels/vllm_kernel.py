@@ -62,6 +62,7 @@ class VllmKernel(LayerKernel):
         return self._resident.native_address
 
     def prepare(self) -> None:
+        super().prepare()
         load_ops()
         vllm_experts.load()
         vllm_experts.check_operator()
