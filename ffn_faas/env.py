@@ -106,8 +106,11 @@ def num_threads() -> int:
 
 
 def calm_openmp() -> None:
-    """An OpenMP library that this process loads from now on lets idle threads sleep after some 20 us instead of spinning
-    for milliseconds: between items Attention may need the cores. Nothing where the environment says otherwise."""
+    """An OpenMP library that is loaded from now on lets idle threads sleep after some 20 us.
+
+    By itself it has them spin for milliseconds: between items Attention may need the cores. Nothing where the
+    environment says how to wait.
+    """
     if not any(os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
         os.environ.update(GOMP_SPINCOUNT="1000", KMP_BLOCKTIME="0")
 

@@ -118,7 +118,7 @@ class ExpertKernel(ABC):
 
 
 class LayerKernel(ExpertKernel):
-    """A kernel that is filled a layer at a time, matrices side by side as torch has them; computes with torch's threads."""
+    """A kernel that is filled a layer at a time, matrices side by side as torch has them, and uses torch's threads."""
 
     def prepare(self) -> None:
         import torch
