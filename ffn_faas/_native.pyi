@@ -133,7 +133,7 @@ class ExpertsCpu:
 
     @staticmethod
     def paths(dtype: int) -> list[str]:
-        """Instruction sets that this CPU runs, best first: avx512_bf16, avx512, avx2, scalar."""
+        """Instruction sets that this CPU runs, best first; of AVX512's two, on Intel's CPUs the f32 one."""
 
     @property
     def address(self) -> int:

@@ -71,7 +71,7 @@ class CpuBackend(FFNBackend):
         machine = platform.machine()
         if machine.lower() not in ("x86_64", "amd64"):
             return f"the CPU backend on {machine}"
-        return self._kernel.untried
+        return ""
 
     def merge_bytes(self, spec: MoESpec) -> int:
         rows = self._config.item_limit

@@ -75,11 +75,6 @@ class ExpertKernel(ABC):
         return
 
     @property
-    def untried(self) -> str:
-        """What of this kernel, as it was chosen for this CPU, has never been run on such a one; "" when all has."""
-        return ""
-
-    @property
     @abstractmethod
     def resident_bytes(self) -> int:
         """Bytes of weights that stay in memory after ``finish``."""
