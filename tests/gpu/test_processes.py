@@ -104,6 +104,7 @@ def test_attention_processes_come_die_and_come_again_while_others_are_served(dae
     steady.kill()
 
 
+@pytest.mark.deaths
 def test_twenty_deaths_of_each_kind_leave_f_serving_others(daemon):
     """The deaths: while idle, while a kernel waits, while posts are written. Five of each where F runs eager."""
     count = "5" if daemon.flags else "20"
