@@ -135,6 +135,10 @@ class ExpertsCpu:
     def paths(dtype: int) -> list[str]:
         """Instruction sets that this CPU runs, best first; of AVX512's two, on Intel's CPUs the f32 one."""
 
+    @staticmethod
+    def refused(dtype: int) -> str:
+        """A path that the CPU has and the system does not let this process use, and why; empty where none is."""
+
     @property
     def address(self) -> int:
         """Of the ``ffn_expert_kernel`` (native/include/ffn_faas/expert_kernel.h); valid as long as this object."""

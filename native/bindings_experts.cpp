@@ -114,6 +114,8 @@ void bind_experts(py::module_& m) {
            py::arg("dtype"), py::arg("threads"), py::arg("path") = "auto")
       .def_static(
           "paths", [](int32_t dtype) { return ffn::cpu::available_paths(type_of(dtype)); }, py::arg("dtype"))
+      .def_static(
+          "refused", [](int32_t dtype) { return ffn::cpu::refused_path(type_of(dtype)); }, py::arg("dtype"))
       .def_property_readonly("address", &ExpertsCpu::address)
       .def_property_readonly("path", [](ExpertsCpu& self) { return std::string(self.experts().path().name); })
       .def_property_readonly("threads", [](ExpertsCpu& self) { return self.experts().pool().size(); })

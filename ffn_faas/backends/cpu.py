@@ -51,7 +51,7 @@ class CpuBackend(FFNBackend):
         if self._config.load_format != "dummy":
             checkpoint = Checkpoint.open(resolve_model(self._config.model, self._config.revision))
         account = load_experts(self._spec, checkpoint, self._experts, self._kernel, progress, seed=self._config.seed)
-        log.info("kernel %s; %s", self._kernel.name, account)
+        log.info("kernel %s; %s", self._kernel.description, account)
         return account.resident_bytes
 
     def connect(self) -> ShmConnector:

@@ -4,11 +4,13 @@ target_sources(_native PRIVATE
   native/experts_cpu/dispatch.cpp
   native/experts_cpu/experts.cpp
   native/experts_cpu/layout.cpp
+  native/experts_cpu/path_amx.cpp
   native/experts_cpu/path_avx2.cpp
   native/experts_cpu/path_avx512.cpp
   native/experts_cpu/path_avx512_bf16.cpp
   native/experts_cpu/path_scalar.cpp
-  native/experts_cpu/thread_pool.cpp)
+  native/experts_cpu/thread_pool.cpp
+  native/experts_cpu/tile_access.cpp)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   include(CheckCXXCompilerFlag)
@@ -23,6 +25,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     if(FFN_FAAS_HAS_AVX512_BF16)
       set_source_files_properties(native/experts_cpu/path_avx512_bf16.cpp PROPERTIES
         COMPILE_OPTIONS "${avx512_flags};-mavx512bf16")
+      check_cxx_compiler_flag("-mamx-tile -mamx-bf16" FFN_FAAS_HAS_AMX)
+      if(FFN_FAAS_HAS_AMX)
+        set_source_files_properties(native/experts_cpu/path_amx.cpp PROPERTIES
+          COMPILE_OPTIONS "${avx512_flags};-mavx512bf16;-mamx-tile;-mamx-bf16")
+      endif()
     endif()
   endif()
 endif()

@@ -1,9 +1,24 @@
 #include "experts_cpu/dispatch.hpp"
 
+#include <cstring>
 #include <stdexcept>
+
+#include "experts_cpu/tile_access.hpp"
 
 namespace ffn::cpu {
 namespace {
+
+// The path over AMX's tiles, of which the kernel is not asked here; null where the CPU cannot run it.
+const Path* tile_path(Type type) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+  if (avx512 && cpu_has_tiles()) return amx_path(type);
+#endif
+  static_cast<void>(type);
+  return nullptr;
+}
 
 // A path's function is called only once the CPU is known to run it: its file was compiled for that CPU as a whole.
 std::vector<const Path*> runnable(Type type) {
@@ -20,6 +35,9 @@ std::vector<const Path*> runnable(Type type) {
   if (avx512) paths.push_back(avx512_path(type));
   if (bf16 && __builtin_cpu_is("intel")) paths.push_back(avx512_bf16_path(type));
   if (avx2) paths.push_back(avx2_path(type));
+  // Last: it was not run on hardware yet.
+  const Path* const tiles = tile_path(type);
+  if (tiles != nullptr && tile_permission() == 0) paths.push_back(tiles);
 #endif
   paths.push_back(scalar_path(type));
   std::vector<const Path*> present;
@@ -35,6 +53,12 @@ std::vector<std::string> available_paths(Type type) {
   std::vector<std::string> names;
   for (const Path* path : runnable(type)) names.emplace_back(path->name);
   return names;
+}
+
+std::string refused_path(Type type) {
+  const Path* const tiles = tile_path(type);
+  if (tiles == nullptr || tile_permission() == 0) return "";
+  return std::string(tiles->name) + ": " + std::strerror(tile_permission());
 }
 
 const Path& choose_path(Type type, const std::string& name) {

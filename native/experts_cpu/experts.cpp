@@ -43,8 +43,9 @@ Experts::Experts(int64_t layers, int64_t experts, const Layout& layout, int thre
       layers_(layers),
       experts_(experts),
       path_(choose_path(layout.type, path)),
-      x_row_bytes_(ceil_div(layout.hidden, kChunk) * kChunk * path_.activation_size),
-      activation_row_bytes_(layout.gate_up_panels * kChunk * path_.activation_size),
+      x_row_bytes_(ceil_div(layout.hidden, path_.chunk) * path_.chunk * path_.activation_size),
+      activation_row_bytes_(ceil_div(layout.gate_up_panels * kColumns, path_.chunk) * path_.chunk *
+                            path_.activation_size),
       weights_(layers * experts * layout.expert_bytes),
       scratch_(threads),
       counts_(experts + 1),
@@ -207,6 +208,7 @@ void Experts::work(int worker) {
     run_task(scratch_[worker], stage, task - stage.first_task, next);
     task = upcoming;
   }
+  if (path_.leave != nullptr) path_.leave();
 }
 
 void Experts::run_task(Scratch& scratch, const Stage& stage, int64_t task, const char* next) {
@@ -247,8 +249,9 @@ const char* Experts::input(const Scratch& scratch, const Stage& stage, const Blo
 }
 
 char* Experts::output(const Stage& stage, const Block& part, int64_t index) const {
+  const int64_t column = index * kColumns, within = column % path_.chunk;
   return activations(stage.job) + part.begin * activation_row_bytes_ +
-         index * part.rows * kChunk * path_.activation_size;
+         ((column - within) * part.rows + within) * path_.activation_size;
 }
 
 Target Experts::target(const Job& job, const Block& part, int64_t index) const {

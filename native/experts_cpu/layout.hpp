@@ -15,7 +15,7 @@ enum class Type : int32_t { f32 = 0, f16 = 1, bf16 = 2 };  // as ffn_dtype
 enum class Matrix : int32_t { gate = 0, up = 1, down = 2 };
 
 constexpr int64_t kColumns = 16;  // of a line
-constexpr int64_t kChunk = 16;    // elements of k that a row of activations holds side by side
+constexpr int64_t kChunk = 16;    // elements of k that a row of activations holds side by side, in most paths
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }

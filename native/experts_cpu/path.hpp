@@ -11,7 +11,7 @@
 
 namespace ffn::cpu {
 
-constexpr int kMaxRows = 14;
+constexpr int kMaxRows = 32;
 
 // Where `down` adds its result: out[rows[r] * stride + c] (+)= scale[r] * y[r][c] for c < columns.
 struct Target {
@@ -40,12 +40,13 @@ struct Path {
   const char* name;
   Type type;  // of the weights
   int max_rows;
-  int64_t activation_size;  // bytes of an element of x and of SwiGLU's result, both [k / 16][rows][16]
+  int64_t activation_size;  // bytes of an element of x and of SwiGLU's result, both [k / chunk][rows][chunk]
+  int64_t chunk;            // elements of k that a row holds side by side: 16, or a multiple
 
-  // Rows [from 0, hidden) of the weights' type, gathered by index, into the blocked form; padded with zeros to 16.
+  // Rows [from 0, hidden) of the weights' type, gathered by index, into the blocked form; padded with zeros to `chunk`.
   void (*gather)(const void* hidden, int64_t stride, const int64_t* rows, int count, void* x);
-  // SwiGLU of one gate_up panel for `r + 1` rows: 16 columns, written to activations + row * 16. Columns from `valid`
-  // on are zeros.
+  // SwiGLU of one gate_up panel for `r + 1` rows: 16 columns, written to activations + row * chunk. Columns from
+  // `valid` on are zeros.
   void (*gate_up[kMaxRows])(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid,
                             Ahead ahead);
   void (*down[kMaxRows])(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead ahead);
@@ -54,6 +55,9 @@ struct Path {
   void (*accumulate[kMaxRows])(const void* panel, int64_t pairs, const void* x, float* sums, bool start, Ahead ahead);
   void (*finish_gate_up)(const float* sums, int count, void* activations, int64_t valid);
   void (*finish_down)(const float* sums, int count, const Target& target);
+
+  // What a thread does after its last call for an item; may be null.
+  void (*leave)();
 
   // Ceilings: multiply-adds in registers (returns flops done), and reading memory (returns a value to keep).
   int64_t (*peak)(int64_t rounds);
@@ -65,5 +69,6 @@ const Path* scalar_path(Type type);
 const Path* avx2_path(Type type);
 const Path* avx512_path(Type type);
 const Path* avx512_bf16_path(Type type);
+const Path* amx_path(Type type);
 
 }  // namespace ffn::cpu

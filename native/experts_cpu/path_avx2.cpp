@@ -282,6 +282,7 @@ Path make(Type type) {
   path.type = type;
   path.max_rows = 6;
   path.activation_size = sizeof(float);
+  path.chunk = kChunk;
   path.gather = &gather<Weight>;
   path.finish_gate_up = &finish_gate_up;
   path.finish_down = &finish_down;

@@ -153,6 +153,7 @@ Path make(Type type) {
   path.type = type;
   path.max_rows = kRows;
   path.activation_size = sizeof(float);
+  path.chunk = kChunk;
   path.gather = &gather<Weight, Size>;
   path.peak = &peak;
   path.read = &read;

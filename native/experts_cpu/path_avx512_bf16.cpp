@@ -91,6 +91,7 @@ Path make() {
   path.type = Type::bf16;
   path.max_rows = 14;
   path.activation_size = 2;
+  path.chunk = kChunk;
   path.gather = &gather;
   path.peak = &peak;
   path.read = avx512_path(Type::bf16)->read;

@@ -120,6 +120,7 @@ Path make(Type type) {
   path.type = type;
   path.max_rows = 4;
   path.activation_size = sizeof(float);
+  path.chunk = kChunk;
   path.gather = &gather<Weight>;
   path.peak = &peak;
   path.read = &read;

@@ -33,6 +33,11 @@ class ExpertKernel(ABC):
         self.spec = spec
         self.num_local_experts = 0
 
+    @property
+    def description(self) -> str:
+        """For the log, once loaded: the name, and what it runs on where it has a choice."""
+        return self.name
+
     def prepare(self) -> None:
         """Check, without weight memory, that this machine and model can be served.
 

@@ -52,6 +52,11 @@ class NativeKernel(ExpertKernel):
         """The instruction set that computes."""
         return self._resident.path
 
+    @property
+    def description(self) -> str:
+        refused = self._native.ExpertsCpu.refused(self._dtype)
+        return f"{self.name}, path {self.path}" + (f" (not allowed: {refused})" if refused else "")
+
     def allocate(self, experts: range) -> None:
         super().allocate(experts)
         spec = self.spec
