@@ -24,7 +24,7 @@ SPIN_US = 50
 ITEM_LIMIT = 4096
 """Rows: above it a post is computed in parts, so that a long prefill does not keep others waiting."""
 MERGE_WAIT_US = 5
-"""How long an item waits for posts of the same layer from links that were active just before."""
+"""How long an item waits at least for sessions in step with its first one; see ``_native.ItemReceiver``."""
 
 
 class Kernel(Protocol):

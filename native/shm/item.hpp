@@ -22,7 +22,8 @@ struct Link {
     int64_t seen_ns = 0;  // when the last post was opened
     // The open post: checked, its ids and weights copied, `taken` of its rows handed out so far.
     bool open = false;
-    int32_t layer = 0;
+    int32_t layer = -1;         // of the last post, once it is answered
+    int32_t layer_before = -1;  // of the post before that
     int64_t rows = 0;
     int64_t taken = 0;
     std::vector<int32_t> ids;

@@ -14,6 +14,10 @@ namespace {
 
 // A link that posted this recently is likely to post again at once: merging may wait for it.
 constexpr int64_t kActiveNs = 100'000'000;
+// Experts read twice cost up to a whole step: waiting for a sibling may cost this part of the last one, and no more than
+// kLongestWaitNs, since the last one may have been a long prefill.
+constexpr int64_t kWaitPart = 32;
+constexpr int64_t kLongestWaitNs = 1'000'000;
 
 }  // namespace
 
@@ -168,6 +172,7 @@ bool ItemReceiver::open(const Slot& slot) {
     return false;
   }
   post.open = true;
+  post.layer_before = post.layer;
   post.layer = layer;
   post.rows = rows;
   post.taken = 0;
@@ -198,19 +203,28 @@ std::shared_ptr<Item> ItemReceiver::make_item(size_t first) {
   return std::make_shared<Item>(std::move(parts), layer, workspace, counters_);
 }
 
+int64_t ItemReceiver::merge_wait() const {
+  if (merge_wait_ns_ == 0) return 0;
+  const int64_t compute = counters_->last_compute_ns.load(std::memory_order_relaxed);
+  return std::max(merge_wait_ns_, std::min(compute / kWaitPart, kLongestWaitNs));
+}
+
 void ItemReceiver::merge(std::vector<Part>& parts, size_t first) {
-  const int32_t layer = slots_[first].post().layer;
+  const Link::Stage& leader = slots_[first].post();
+  const int32_t layer = leader.layer;
   const size_t count = slots_.size();
   int64_t room = item_limit_ - parts.front().rows;
   int64_t now = now_ns();
-  const int64_t deadline = now + merge_wait_ns_;
+  const int64_t deadline = now + (parts.front().begin == 0 ? merge_wait() : 0);
   for (bool expecting = true; expecting && room > 0; now = now_ns()) {
     expecting = false;
     for (size_t step = 1; step < count; ++step) {
       const Slot& slot = slots_[(first + step) % count];
       const Link::Stage& post = slot.post();
       if (!is_ready(slot)) {
-        expecting |= !post.in_flight.load(std::memory_order_relaxed) && now - post.seen_ns < kActiveNs;
+        // Other stages of this link take turns with it on purpose; links at another layer post another layer next.
+        expecting |= slot.link != parts.front().link && post.layer == leader.layer_before &&
+                     !post.in_flight.load(std::memory_order_relaxed) && now - post.seen_ns < kActiveNs;
         continue;
       }
       if (slot.link->closed.load(std::memory_order_acquire) || !open(slot)) continue;

@@ -15,7 +15,8 @@ namespace ffn {
 class ItemReceiver {
  public:
   // item_limit: most rows of an item. merge_wait_us: how long an item waits for posts of its layer from links that were
-  // active just before; 0 = takes only what is there. Throws std::invalid_argument.
+  // active just before and stood where its first link did; longer, where a step takes long, by a small part of the last
+  // one. 0 = takes only what is there. Throws std::invalid_argument.
   ItemReceiver(int64_t spin_us, int64_t item_limit, int64_t merge_wait_us);
   ~ItemReceiver();
   ItemReceiver(const ItemReceiver&) = delete;
@@ -56,6 +57,7 @@ class ItemReceiver {
   Part take(const Slot& slot);
   std::shared_ptr<Item> make_item(size_t first);
   void merge(std::vector<Part>& parts, size_t first);
+  int64_t merge_wait() const;  // ns
   void close_faulty(const std::shared_ptr<Link>& link, const std::string& reason);
   bool sleep_until(int64_t deadline_ns);  // false on a signal
   void set_sleeping(uint32_t value);
