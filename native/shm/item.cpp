@@ -104,7 +104,7 @@ ffn_item Item::view() const {
   return item;
 }
 
-void Item::answer(const Part& part, int64_t first_row) const {
+void Item::answer(const Part& part, int64_t first_row, int64_t now) const {
   const Arena& arena = *part.link->arena;
   const bool open = !part.link->closed.load(std::memory_order_acquire);
   if (workspace_ != nullptr && open) {
@@ -112,6 +112,7 @@ void Item::answer(const Part& part, int64_t first_row) const {
     std::copy_n(workspace_->partial.get() + first_row * hidden_size, part.rows * hidden_size,
                 arena.combine_partial(part.stage) + part.begin * hidden_size);
   }
+  part.link->stages[part.stage].active_ns.store(now, std::memory_order_relaxed);
   part.link->stages[part.stage].in_flight.store(false, std::memory_order_release);
   if (part.sequence == 0 || !open) return;
   arena.combine_flag(part.stage).store(make_flag(arena.epoch, part.sequence), std::memory_order_release);
@@ -129,7 +130,7 @@ void Item::complete() {
   }
   int64_t row = 0, posts = 0;
   for (const Part& part : parts) {
-    answer(part, row);
+    answer(part, row, computed_at);
     row += part.rows;
     posts += part.sequence != 0;
   }

@@ -15,11 +15,11 @@
 namespace ffn {
 
 struct Link {
-  // Of the receiving thread, but for in_flight.
+  // Of the receiving thread, but for the atomic ones.
   struct Stage {
     uint64_t next_sequence = 1;
     std::atomic<bool> in_flight{false};
-    int64_t seen_ns = 0;  // when the last post was opened
+    std::atomic<int64_t> active_ns{0};  // when a post was opened or answered last
     // The open post: checked, its ids and weights copied, `taken` of its rows handed out so far.
     bool open = false;
     int32_t layer = -1;         // of the last post, once it is answered
@@ -93,7 +93,7 @@ class Item {
 
  private:
   void gather() const;
-  void answer(const Part& part, int64_t first_row) const;
+  void answer(const Part& part, int64_t first_row, int64_t now) const;
 
   const std::shared_ptr<Workspace> workspace_;  // null with one part
   const std::shared_ptr<Counters> counters_;

@@ -12,10 +12,10 @@
 namespace ffn {
 namespace {
 
-// A link that posted this recently is likely to post again at once: merging may wait for it.
+// A link that posted, or was answered, this recently is likely to post again at once: merging may wait for it.
 constexpr int64_t kActiveNs = 100'000'000;
-// Experts read twice cost up to a whole step: waiting for a sibling may cost this part of the last one, and no more than
-// kLongestWaitNs, since the last one may have been a long prefill.
+// Experts read twice cost up to a whole step: waiting for a sibling may cost this part of the last one, and no more
+// than kLongestWaitNs, since the last one may have been a long prefill.
 constexpr int64_t kWaitPart = 32;
 constexpr int64_t kLongestWaitNs = 1'000'000;
 
@@ -176,7 +176,7 @@ bool ItemReceiver::open(const Slot& slot) {
   post.layer = layer;
   post.rows = rows;
   post.taken = 0;
-  post.seen_ns = now_ns();
+  post.active_ns.store(now_ns(), std::memory_order_relaxed);
   return true;
 }
 
@@ -224,7 +224,8 @@ void ItemReceiver::merge(std::vector<Part>& parts, size_t first) {
       if (!is_ready(slot)) {
         // Other stages of this link take turns with it on purpose; links at another layer post another layer next.
         expecting |= slot.link != parts.front().link && post.layer == leader.layer_before &&
-                     !post.in_flight.load(std::memory_order_relaxed) && now - post.seen_ns < kActiveNs;
+                     !post.in_flight.load(std::memory_order_relaxed) &&
+                     now - post.active_ns.load(std::memory_order_relaxed) < kActiveNs;
         continue;
       }
       if (slot.link->closed.load(std::memory_order_acquire) || !open(slot)) continue;
