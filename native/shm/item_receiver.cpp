@@ -1,6 +1,7 @@
 #include "shm/item_receiver.hpp"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -215,6 +216,7 @@ void ItemReceiver::merge(std::vector<Part>& parts, size_t first) {
   const size_t count = slots_.size();
   int64_t room = item_limit_ - parts.front().rows;
   int64_t now = now_ns();
+  const int64_t spin_deadline = now + merge_wait_ns_;
   const int64_t deadline = now + (parts.front().begin == 0 ? merge_wait() : 0);
   for (bool expecting = true; expecting && room > 0; now = now_ns()) {
     expecting = false;
@@ -234,7 +236,11 @@ void ItemReceiver::merge(std::vector<Part>& parts, size_t first) {
       room -= parts.back().rows;
     }
     if (now >= deadline) return;
-    pause_cpu();
+    if (now < spin_deadline) {
+      pause_cpu();
+    } else {
+      sched_yield();  // the link that is waited for may need this very core
+    }
   }
 }
 
