@@ -1,7 +1,7 @@
 """The GPU suite in one command: ``python -m tests.gpu [--report gpu-report.json] [--lanes] [pytest options]``.
 
 Writes one report: machine, versions, every test with its outcome, seconds and recorded figures; what is known so far
-after every test, with ``exit`` null. ``--lanes``: four parts at once, most of a test being the start of processes;
+after every test, with ``exit`` null. ``--lanes``: five parts at once, most of a test being the start of processes;
 their output is in files beside the report. Reads no pytest configuration, so that it runs where only torch, pytest and
 the daemon's own needs are installed.
 """
@@ -59,7 +59,8 @@ def machine():
 
 
 LANES = {
-    "vllm-and-quiet": "gpu and (vllm or quiet)",
+    "vllm-and-quiet": "gpu and (vllm or quiet) and not topologies",
+    "topologies": "gpu and topologies",
     "deaths": "gpu and deaths",
     "processes": "gpu and not (vllm or quiet or deaths) and processes",
     "others": "gpu and not (vllm or quiet or deaths) and not processes",

@@ -1,6 +1,6 @@
 """GPU tests: one documented command, ``python -m tests.gpu``, on a machine with Hopper GPUs.
 
-``--lanes`` runs four parts of it beside each other (``__main__.py``); ``turns.py`` keeps the GPUs quiet for some.
+``--lanes`` runs five parts of it beside each other (``__main__.py``); ``turns.py`` keeps the GPUs quiet for some.
 """
 
 import gc
@@ -44,6 +44,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "quiet: nothing else may run on the GPUs meanwhile")
     config.addinivalue_line("markers", "timeout: a plugin's, where it is installed")
     config.addinivalue_line("markers", "vllm: starts stock vLLM")
+    config.addinivalue_line("markers", "topologies: several vLLM in front of several F ranks")
     config.addinivalue_line("markers", "deaths: starts and kills processes for minutes")
     config.addinivalue_line("markers", "processes: a daemon and Attention processes without vLLM")
 

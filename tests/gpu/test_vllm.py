@@ -6,17 +6,14 @@ Where there is only one GPU they share it, and processes take turns.
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from importlib.util import find_spec
 
 import pytest
 
 from tests.gpu.conftest import A_GPU, DEVICES
 from tests.gpu.vllm_checkpoint import CONFIG, VOCABULARY, make_checkpoint
+from tests.gpu.vllm_runs import PORT, F, finish, gap, llm, start_vllm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,137 +21,9 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM"),
     pytest.mark.timeout(900),
 ]
-PORT = 8321
 TOKENS = {"prompts": 6, "length": 96, "count": 48, "vocabulary": VOCABULARY}
 LONG = {"length": 256}
 MANY = TOKENS | LONG | {"prompts": 24}
-
-
-def as_a_user_has_it():
-    return {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-
-
-def start_vllm(folder, name, gpus=None, **task):
-    """A vLLM process; its output goes to ``folder``/name.log."""
-    file = folder / f"{name}.json"
-    file.write_text(json.dumps(task | {"out": str(folder / f"{name}.out.json")}))
-    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-    with (folder / f"{name}.log").open("w") as log:
-        return subprocess.Popen(
-            [sys.executable, "-u", "-m", "tests.gpu.vllm_process", str(file)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=as_a_user_has_it() | visible | {"VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1"},
-            start_new_session=True,
-        )
-
-
-def finish(folder, name, process):
-    code = process.wait(timeout=500)
-    assert code == 0, (folder / f"{name}.log").read_text()[-6000:]
-    return json.loads((folder / f"{name}.out.json").read_text())
-
-
-class F:
-    """The daemon on the last GPU; more ``ranks`` than one share it."""
-
-    def __init__(self, model, log, *flags, ranks=1):
-        self.command = [sys.executable, "-u", "-m", "ffn_faas", "serve", str(model), "--backend", "gpu-deepep-m2n"]
-        self.command += ["--device-ids", ",".join([A_GPU] * ranks), "--port", str(PORT)]
-        # Ranks share the GPU, on a machine with one also with Attention, and with daemons of tests that run beside.
-        self.command += ["--max-num-batched-tokens", "4096", "--share-device", *flags]
-        self.log, self.ranks = log, ranks
-        self.ready_s = 0.0
-        self.processes = []
-
-    def start(self):
-        began = time.monotonic()
-        size = str(self.ranks)
-        world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size} if self.ranks > 1 else {}
-        with self.log.open("a") as log:
-            self.processes = [
-                subprocess.Popen(
-                    self.command,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=as_a_user_has_it() | world | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world else {}),
-                )
-                for rank in range(self.ranks)
-            ]
-        while not self.is_ready():
-            assert all(process.poll() is None for process in self.processes), self.log.read_text()[-4000:]
-            assert time.monotonic() < began + 200
-            time.sleep(0.05)
-        self.ready_s = time.monotonic() - began
-        return self
-
-    def is_ready(self):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/ready", timeout=2) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def metrics(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=5) as answer:
-            return answer.read().decode()
-
-    def kill(self):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def stop(self):
-        for process in self.processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes:
-            assert process.wait(timeout=30) == 0, self.log.read_text()[-4000:]
-
-
-def gap(one, other):
-    """Distances of log-probabilities of the same token after the same text.
-
-    ``prompt``: of all tokens of the prompts. ``token``: of the answers, up to and with the place where they part; there
-    the token that ``one`` chose, if ``other`` told what it thought of it.
-    """
-    prompts = [
-        a - b
-        for x, y in zip(one, other, strict=True)
-        for a, b in zip(x["prompt_logprobs"], y["prompt_logprobs"], strict=True)
-    ]
-    answers, parted = [], 0
-    for x, y in zip(one, other, strict=True):
-        for a, b, p, alternatives in zip(x["tokens"], y["tokens"], x["logprobs"], y["alternatives"], strict=True):
-            if str(a) in alternatives:
-                answers.append(p - alternatives[str(a)])
-            if a != b:
-                parted += 1
-                break
-    return spread("prompt", prompts) | spread("token", answers) | {"parted": parted}
-
-
-def spread(name, distances):
-    """Root mean square, the largest but one in a thousand, the largest, and of how many."""
-    sizes = sorted(map(abs, distances))
-    return {
-        f"{name}_rms": (sum(size * size for size in sizes) / len(sizes)) ** 0.5,
-        f"{name}_p999": sizes[-1 - len(sizes) // 1000],
-        f"{name}_max": sizes[-1],
-        f"{name}_count": len(sizes),
-    }
-
-
-def llm(model, **more):
-    return {
-        "model": str(model),
-        "max_model_len": 4096,
-        "max_num_seqs": 64,
-        "gpu_memory_utilization": 0.3,
-        "kv_cache_memory_bytes": 4 << 30,  # free memory is no measure where others start on the same GPU
-        "dtype": "bfloat16",
-        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 64]},
-        **more,
-    }
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +50,7 @@ def test_remote_experts_differ_from_stock_no_more_than_stock_kernels_do(model, t
     stock = {name: remote.pop(name) for name in ("stock", "stock-eager")}
     metrics = f.metrics()
     f.stop()
-    both = F(model, tmp_path / "both.log", ranks=2).start()
+    both = F(model, tmp_path / "both.log", devices=(A_GPU, A_GPU)).start()
     process = start_vllm(tmp_path, "two-ranks", llm=llm(model), afd=afd, tokens=TOKENS | LONG)
     remote["two-ranks"] = finish(tmp_path, "two-ranks", process)["tokens"]
     both.stop()
