@@ -177,7 +177,7 @@ class ItemReceiver:
         """``item_limit``: most rows of an item, and the rows of the workspace in which posts are merged.
 
         ``merge_wait_us``: how long an item waits for posts of its layer from links that were active just before and
-        stood at the same layer; a 32nd of the last step's time where that is longer, at most 1 ms. 0: never.
+        stood at the same layer; a 32nd of the last step's time where that is longer, at most 4 ms. 0: never.
         """
 
     @property

@@ -18,7 +18,7 @@ constexpr int64_t kActiveNs = 100'000'000;
 // Experts read twice cost up to a whole step: waiting for a sibling may cost this part of the last one, and no more
 // than kLongestWaitNs, since the last one may have been a long prefill.
 constexpr int64_t kWaitPart = 32;
-constexpr int64_t kLongestWaitNs = 1'000'000;
+constexpr int64_t kLongestWaitNs = 4'000'000;
 
 }  // namespace
 
