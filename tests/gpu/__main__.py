@@ -75,8 +75,10 @@ def run_lanes(target, arguments):
         part = target.with_name(f"{target.stem}.{name}.json")
         part.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tests.gpu", "--report", str(part), *arguments, "-m", which]
-        if any(argument.startswith("--basetemp=") for argument in arguments):
-            command = [f"{one}/{name}" if one.startswith("--basetemp=") else one for one in command]
+        for at, argument in enumerate(command):
+            if argument.startswith("--basetemp="):
+                Path(argument.partition("=")[2]).mkdir(parents=True, exist_ok=True)
+                command[at] = f"{argument}/{name}"
         with target.with_name(f"{target.stem}.{name}.txt").open("w") as log:
             environment = os.environ | {"GPU_TEST_PORT": str(8311 + 100 * number)}
             running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
