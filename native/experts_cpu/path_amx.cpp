@@ -18,12 +18,10 @@ namespace ffn::cpu {
 namespace {
 
 constexpr int kRows = 2 * kTileRows;
-constexpr int64_t kTileChunk = 2 * kTilePairs;  // elements of k
-constexpr int64_t kPair = 2 * kTileBytes;       // bytes of a pair's two lines in a panel
+constexpr int64_t kTileChunk = 2 * kTilePairs;    // elements of k
+constexpr int64_t kPair = 2 * kTileBytes;         // bytes of a pair's two lines in a panel
+constexpr int64_t kSumsBytes = 2 * kColumns * 4;  // of a row's sums, left and right columns
 constexpr int64_t kQuarter = kTilePairs / 4;
-
-// Sums of a block: left and right columns of its first half of rows, then of its second.
-using Sums = float[4][kTileRows][kColumns];
 
 // A block's rows are split evenly: what a tile instruction costs is its rows.
 constexpr int first_half(int rows) { return rows <= kTileRows ? rows : (rows + 1) / 2; }
@@ -64,67 +62,66 @@ inline void last_step(const char* lines, const char* x, int first, int rows, int
 }
 
 template <bool kTwo>
-__attribute__((noinline)) void multiply_halves(const char* lines, int64_t pairs, const char* x, int rows, Ahead ahead,
-                                               Sums& sums) {
+__attribute__((noinline)) void multiply(const char* lines, int64_t pairs, const char* x, int rows, float* sums,
+                                        bool start, Ahead ahead) {
   const int first = first_half(rows);
+  float* const second_sums = sums + first * 2 * kColumns;
   configure_tiles(first, rows - first);
-  zero_tile<kFirstLeft>();
-  zero_tile<kFirstRight>();
-  if constexpr (kTwo) {
-    zero_tile<kSecondLeft>();
-    zero_tile<kSecondRight>();
+  if (start) {
+    zero_tile<kFirstLeft>();
+    zero_tile<kFirstRight>();
+    if constexpr (kTwo) {
+      zero_tile<kSecondLeft>();
+      zero_tile<kSecondRight>();
+    }
+  } else {
+    load_tile<kFirstLeft>(sums, kSumsBytes);
+    load_tile<kFirstRight>(sums + kColumns, kSumsBytes);
+    if constexpr (kTwo) {
+      load_tile<kSecondLeft>(second_sums, kSumsBytes);
+      load_tile<kSecondRight>(second_sums + kColumns, kSumsBytes);
+    }
   }
   for (; pairs >= kTilePairs; pairs -= kTilePairs, lines += kTilePairs * kPair, x += rows * kTileBytes) {
     step<kTwo>(lines, x, first, ahead);
   }
   if (pairs > 0) last_step<kTwo>(lines, x, first, rows, pairs);
-  store_tile<kFirstLeft>(sums[0][0]);
-  store_tile<kFirstRight>(sums[1][0]);
+  store_tile<kFirstLeft>(sums, kSumsBytes);
+  store_tile<kFirstRight>(sums + kColumns, kSumsBytes);
   if constexpr (kTwo) {
-    store_tile<kSecondLeft>(sums[2][0]);
-    store_tile<kSecondRight>(sums[3][0]);
+    store_tile<kSecondLeft>(second_sums, kSumsBytes);
+    store_tile<kSecondRight>(second_sums + kColumns, kSumsBytes);
   }
 }
 
-void multiply(const void* panel, int64_t pairs, const void* x, int rows, Ahead ahead, Sums& sums) {
-  const auto* lines = static_cast<const char*>(panel);
-  const auto* blocks = static_cast<const char*>(x);
-  rows <= kTileRows ? multiply_halves<false>(lines, pairs, blocks, rows, ahead, sums)
-                    : multiply_halves<true>(lines, pairs, blocks, rows, ahead, sums);
+template <int M>
+void accumulate(const void* panel, int64_t pairs, const void* x, float* sums, bool start, Ahead ahead) {
+  multiply<(M > kTileRows)>(static_cast<const char*>(panel), pairs, static_cast<const char*>(x), M, sums, start, ahead);
 }
 
-// Calls finish(row, left, right) with the sums of each row.
-template <class Finish>
-inline void for_rows(int rows, const Sums& sums, const Finish& finish) {
-  const int first = first_half(rows);
-  for (int r = 0; r < first; ++r) finish(r, sums[0][r], sums[1][r]);
-  for (int r = first; r < rows; ++r) finish(r, sums[2][r - first], sums[3][r - first]);
-}
-
-__attribute__((noinline)) void gate_up_rows(const void* panel, int64_t pairs, const void* x, int rows,
-                                            void* activations, int64_t valid, Ahead ahead) {
-  alignas(64) Sums sums;
-  multiply(panel, pairs, x, rows, ahead, sums);
+__attribute__((noinline)) void finish_gate_up(const float* sums, int count, void* activations, int64_t valid) {
   auto* out = static_cast<uint16_t*>(activations);
-  for_rows(rows, sums,
-           [&](int row, const float* gate, const float* up) { store_swiglu(gate, up, valid, out + row * kTileChunk); });
+  for (int r = 0; r < count; ++r, sums += 2 * kColumns) {
+    store_swiglu(sums, sums + kColumns, valid, out + r * kTileChunk);
+  }
 }
 
-__attribute__((noinline)) void down_rows(const void* panel, int64_t pairs, const void* activations, int rows,
-                                         const Target& target, Ahead ahead) {
-  alignas(64) Sums sums;
-  multiply(panel, pairs, activations, rows, ahead, sums);
-  for_rows(rows, sums, [&](int row, const float* left, const float* right) { add_row(target, row, left, right); });
+__attribute__((noinline)) void finish_down(const float* sums, int count, const Target& target) {
+  for (int r = 0; r < count; ++r, sums += 2 * kColumns) add_row(target, r, sums, sums + kColumns);
 }
 
 template <int M>
 void gate_up(const void* panel, int64_t pairs, const void* x, void* activations, int64_t valid, Ahead ahead) {
-  gate_up_rows(panel, pairs, x, M, activations, valid, ahead);
+  alignas(64) float sums[M * 2 * kColumns];
+  accumulate<M>(panel, pairs, x, sums, true, ahead);
+  finish_gate_up(sums, M, activations, valid);
 }
 
 template <int M>
 void down(const void* panel, int64_t pairs, const void* activations, const Target& target, Ahead ahead) {
-  down_rows(panel, pairs, activations, M, target, ahead);
+  alignas(64) float sums[M * 2 * kColumns];
+  accumulate<M>(panel, pairs, activations, sums, true, ahead);
+  finish_down(sums, M, target);
 }
 
 void gather(const void* hidden, int64_t stride, const int64_t* rows, int count, void* x) {

@@ -49,8 +49,8 @@ inline void load_tile(const void* from, int64_t stride) {
 }
 
 template <int Tile>
-inline void store_tile(float* to) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(int64_t{kTileBytes}), "i"(Tile) : "memory");
+inline void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(Tile) : "memory");
 }
 
 template <int Sum, int Rows, int Weights>

@@ -59,8 +59,10 @@ inline void load_tile(const void* from, int64_t stride) {
 }
 
 template <int Tile>
-inline void store_tile(float* to) {
-  std::memcpy(to, tiles.value[Tile], tiles.rows[Tile] * kTileBytes);
+inline void store_tile(void* to, int64_t stride) {
+  for (int row = 0; row < tiles.rows[Tile]; ++row) {
+    std::memcpy(static_cast<char*>(to) + row * stride, tiles.value[Tile][row], kTileBytes);
+  }
 }
 
 // Products of even and of odd k are summed apart over the 16 pairs, then together, then added to the sum.

@@ -16,6 +16,6 @@ extern "C" __attribute__((visibility("default"))) void PRODUCT(const void* x, co
   load_tile<kFirstRows>(x, kTileBytes);
   load_tile<kLeft>(weights, kTileBytes);
   multiply_tiles<kFirstLeft, kFirstRows, kLeft>();
-  store_tile<kFirstLeft>(sums);
+  store_tile<kFirstLeft>(sums, kTileBytes);
   release_tiles();
 }
