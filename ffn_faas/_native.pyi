@@ -133,7 +133,11 @@ class ExpertsCpu:
 
     @staticmethod
     def paths(dtype: int) -> list[str]:
-        """Instruction sets that this CPU runs, best first; of AVX512's two, on Intel's CPUs the f32 one."""
+        """Instruction sets that this CPU runs and the system allows, best first.
+
+        Of AVX512's two, on Intel's CPUs the f32 one comes first. The first call asks the
+        kernel for AMX's tiles, for all threads of the process.
+        """
 
     @staticmethod
     def refused(dtype: int) -> str:

@@ -28,6 +28,8 @@ std::vector<const Path*> runnable(Type type) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl");
+  const Path* const tiles = tile_path(type);
+  if (tiles != nullptr && tile_permission() == 0) paths.push_back(tiles);
   // Intel's cores start vdpbf16ps every other cycle and two f32 multiply-adds in each: half the flops (Emerald Rapids:
   // 82 and 164 GFLOP/s a thread). Its rounding of SwiGLU's result would be for nothing there.
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
@@ -35,9 +37,6 @@ std::vector<const Path*> runnable(Type type) {
   if (avx512) paths.push_back(avx512_path(type));
   if (bf16 && __builtin_cpu_is("intel")) paths.push_back(avx512_bf16_path(type));
   if (avx2) paths.push_back(avx2_path(type));
-  // Last: it was not run on hardware yet.
-  const Path* const tiles = tile_path(type);
-  if (tiles != nullptr && tile_permission() == 0) paths.push_back(tiles);
 #endif
   paths.push_back(scalar_path(type));
   std::vector<const Path*> present;
