@@ -1,5 +1,6 @@
 #include "experts_cpu/dispatch.hpp"
 
+#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 
@@ -57,7 +58,9 @@ std::vector<std::string> available_paths(Type type) {
 std::string refused_path(Type type) {
   const Path* const tiles = tile_path(type);
   if (tiles == nullptr || tile_permission() == 0) return "";
-  return std::string(tiles->name) + ": " + std::strerror(tile_permission());
+  // What Linux says where a thread's signal stack has no room for the tiles.
+  const bool stack = tile_permission() == ENOSPC;
+  return std::string(tiles->name) + ": " + (stack ? "a signal stack is too small" : std::strerror(tile_permission()));
 }
 
 const Path& choose_path(Type type, const std::string& name) {

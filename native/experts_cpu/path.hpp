@@ -1,7 +1,7 @@
 // One instruction set's way of computing: plain functions, chosen once at run time.
 //
-// Every path keeps one accumulator per (row, column) and adds k = 0, 1, 2 ... into it, whatever the number of rows: so
-// a row's result has the same bits in every block it may fall into. Files that implement a path are compiled with flags
+// Every path adds up the products of a (row, column) in an order of its own that no number of rows changes: so a row's
+// result has the same bits in every block it may fall into. Files that implement a path are compiled with flags
 // of their own and must not instantiate anything shared.
 #pragma once
 

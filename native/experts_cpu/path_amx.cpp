@@ -6,7 +6,7 @@
 #include "experts_cpu/path.hpp"
 
 #if defined(FFN_FAAS_EMULATED_TILES)
-#include "experts_cpu/tiles_emulated.hpp"
+#include "tiles_emulated.hpp"
 #elif defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #include "experts_cpu/tiles_amx.hpp"
 #endif

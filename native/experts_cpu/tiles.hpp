@@ -1,6 +1,6 @@
 // The eight tile registers as path_amx.cpp uses them: two halves of a block's rows, two lines of a panel.
 //
-// tiles_amx.hpp has the instructions, tiles_emulated.hpp the same in plain C++, for tests on any CPU.
+// tiles_amx.hpp has the instructions, tests/experts/tiles_emulated.hpp the same in plain C++, for tests on any CPU.
 #pragma once
 
 #include <cstdint>

@@ -71,7 +71,7 @@ struct Counters {
   Count rows{0};
   Count splits{0};  // items that were a part of a post, not its last one
   Count last_step_monotonic_ns{0};
-  Count last_compute_ns{0};                              // of the last step
+  Count last_compute_ns{0};                              // of the last step with rows
   Count taken_at_ns{0};                                  // 0 while no item is being computed
   const int64_t made_at_ns = now_ns();                   // then the first wait begins
   Histogram<kStepNs.size()> wait{kStepNs};               // from the end of the step before to taking the item

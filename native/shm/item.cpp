@@ -144,7 +144,7 @@ void Item::complete() {
                         static_cast<int64_t>(parts.size())});
   }
   counters.compute.observe(computed_at - taken_at_);
-  counters.last_compute_ns.store(computed_at - taken_at_, std::memory_order_relaxed);
+  if (rows > 0) counters.last_compute_ns.store(computed_at - taken_at_, std::memory_order_relaxed);
   counters.send.observe(posted_at - computed_at);
   counters.parts.observe(static_cast<int64_t>(parts.size()));
   add(counters.splits, posts == 0);

@@ -1,7 +1,6 @@
 #include "shm/item_receiver.hpp"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -11,16 +10,6 @@
 #include <system_error>
 
 namespace ffn {
-namespace {
-
-// A link that posted, or was answered, this recently is likely to post again at once: merging may wait for it.
-constexpr int64_t kActiveNs = 100'000'000;
-// Experts read twice cost up to a whole step: waiting for a sibling may cost this part of the last one, and no more
-// than kLongestWaitNs, since the last one may have been a long prefill.
-constexpr int64_t kWaitPart = 32;
-constexpr int64_t kLongestWaitNs = 4'000'000;
-
-}  // namespace
 
 ItemReceiver::ItemReceiver(int64_t spin_us, int64_t item_limit, int64_t merge_wait_us)
     : spin_ns_(spin_us * 1000), item_limit_(item_limit), merge_wait_ns_(merge_wait_us * 1000) {
@@ -106,8 +95,10 @@ void ItemReceiver::cancel() {
   ring();
 }
 
+bool ItemReceiver::links_changed() const { return generation_.load(std::memory_order_acquire) != seen_generation_; }
+
 void ItemReceiver::refresh() {
-  if (generation_.load(std::memory_order_acquire) == seen_generation_) return;
+  if (!links_changed()) return;
   std::vector<Slot> slots;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -129,6 +120,12 @@ bool ItemReceiver::is_ready(const Slot& slot) {
 }
 
 bool ItemReceiver::anything_ready() const { return std::any_of(slots_.begin(), slots_.end(), is_ready); }
+
+bool ItemReceiver::anything_unopened() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return is_ready(slot) && !slot.post().open && !slot.link->closed.load(std::memory_order_acquire);
+  });
+}
 
 std::shared_ptr<Item> ItemReceiver::scan(bool& faulted) {
   const size_t count = slots_.size();
@@ -204,58 +201,18 @@ std::shared_ptr<Item> ItemReceiver::make_item(size_t first) {
   return std::make_shared<Item>(std::move(parts), layer, workspace, counters_);
 }
 
-int64_t ItemReceiver::merge_wait() const {
-  if (merge_wait_ns_ == 0) return 0;
-  const int64_t compute = counters_->last_compute_ns.load(std::memory_order_relaxed);
-  return std::max(merge_wait_ns_, std::min(compute / kWaitPart, kLongestWaitNs));
-}
-
-void ItemReceiver::merge(std::vector<Part>& parts, size_t first) {
-  const Link::Stage& leader = slots_[first].post();
-  const int32_t layer = leader.layer;
-  const size_t count = slots_.size();
-  int64_t room = item_limit_ - parts.front().rows;
-  int64_t now = now_ns();
-  const int64_t spin_deadline = now + merge_wait_ns_;
-  const int64_t deadline = now + (parts.front().begin == 0 ? merge_wait() : 0);
-  for (bool expecting = true; expecting && room > 0; now = now_ns()) {
-    expecting = false;
-    for (size_t step = 1; step < count; ++step) {
-      const Slot& slot = slots_[(first + step) % count];
-      const Link::Stage& post = slot.post();
-      if (!is_ready(slot)) {
-        // Other stages of this link take turns with it on purpose; links at another layer post another layer next.
-        expecting |= slot.link != parts.front().link && post.layer == leader.layer_before &&
-                     !post.in_flight.load(std::memory_order_relaxed) &&
-                     now - post.active_ns.load(std::memory_order_relaxed) < kActiveNs;
-        continue;
-      }
-      if (slot.link->closed.load(std::memory_order_acquire) || !open(slot)) continue;
-      if (post.layer != layer || slot.rows_left() > room || !merging_->fits(slot.link->arena->geometry)) continue;
-      parts.push_back(take(slot));
-      room -= parts.back().rows;
-    }
-    if (now >= deadline) return;
-    if (now < spin_deadline) {
-      pause_cpu();
-    } else {
-      sched_yield();  // the link that is waited for may need this very core
-    }
-  }
-}
-
 void ItemReceiver::set_sleeping(uint32_t value) {
   for (const Slot& slot : slots_) {
     if (slot.stage == 0) slot.link->arena->receiver_sleeping().store(value, std::memory_order_relaxed);
   }
 }
 
-bool ItemReceiver::sleep_until(int64_t deadline_ns) {
+bool ItemReceiver::sleep_until(int64_t deadline_ns, bool (ItemReceiver::*ready)() const) {
   set_sleeping(1);
   full_fence();
   bool interrupted = false;
   const int64_t left = deadline_ns - now_ns();
-  if (left > 0 && !anything_ready()) {
+  if (left > 0 && !(this->*ready)()) {
     pollfd entry{doorbell_, POLLIN, 0};
     timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
     interrupted = ppoll(&entry, 1, &timeout, nullptr) < 0 && errno == EINTR;
@@ -287,7 +244,7 @@ std::shared_ptr<Item> ItemReceiver::receive(int64_t timeout_us) {
       pause_cpu();
       continue;
     }
-    if (now >= deadline || !sleep_until(deadline)) break;
+    if (now >= deadline || !sleep_until(deadline, &ItemReceiver::anything_ready)) break;
   }
   return item;
 }

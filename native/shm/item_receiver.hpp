@@ -51,18 +51,26 @@ class ItemReceiver {
     int64_t rows_left() const { return post().rows - post().taken; }
   };
 
+  bool links_changed() const;
   void refresh();
   std::shared_ptr<Item> scan(bool& faulted);
   bool open(const Slot& slot);  // false: the link was closed, its peer broke the protocol
   Part take(const Slot& slot);
   std::shared_ptr<Item> make_item(size_t first);
+  // In merging.cpp:
   void merge(std::vector<Part>& parts, size_t first);
-  int64_t merge_wait() const;  // ns
+  // Adds what is there of the first slot's layer, as far as there is room; whether more may come at once, and nothing
+  // else is there to do.
+  bool take_siblings(std::vector<Part>& parts, size_t first);
+  bool is_in_step(const Slot& slot, const Link::Stage& leader, const std::vector<Part>& parts, int64_t now) const;
+  int64_t merge_wait(const Part& first) const;  // ns, for links in step
   void close_faulty(const std::shared_ptr<Link>& link, const std::string& reason);
-  bool sleep_until(int64_t deadline_ns);  // false on a signal
+  // Until the doorbell rings, unless `ready` says that there is something already; false on a signal.
+  bool sleep_until(int64_t deadline_ns, bool (ItemReceiver::*ready)() const);
   void set_sleeping(uint32_t value);
   static bool is_ready(const Slot& slot);
   bool anything_ready() const;
+  bool anything_unopened() const;  // ready, and not seen before
   void ring() const;
 
   const int64_t spin_ns_;

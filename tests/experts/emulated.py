@@ -13,7 +13,8 @@ NATIVE = HERE.parents[1] / "native"
 SOURCES = [
     NATIVE / "experts_cpu" / f"{name}.cpp" for name in ("experts", "layout", "thread_pool", "path_amx", "path_scalar")
 ]
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-I", str(NATIVE), "-I", str(NATIVE / "include")]
+FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-I", str(NATIVE)]
+FLAGS += ["-I", str(NATIVE / "include"), "-I", str(HERE)]
 AMX = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mfma", "-mamx-tile", "-mamx-bf16", "-DNDEBUG"]
 EMULATED = ["-march=native", "-DFFN_FAAS_EMULATED_TILES"]
 
@@ -52,6 +53,8 @@ class EmulatedExperts:
     ) -> None:
         self._library = library
         self._self = library.experts_new(layers, experts, hidden_size, intermediate_size, dtype, threads, path.encode())
+        if not self._self:
+            raise ValueError(f"no experts of this shape over path {path}")
 
     def __del__(self) -> None:
         self._library.experts_delete(self._self)

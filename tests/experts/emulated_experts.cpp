@@ -22,7 +22,11 @@ using ffn::cpu::Matrix;
 
 API Experts* experts_new(int64_t layers, int64_t experts, int64_t hidden, int64_t inter, int32_t dtype, int threads,
                          const char* path) {
-  return new Experts(layers, experts, {hidden, inter, static_cast<ffn::cpu::Type>(dtype)}, threads, path);
+  try {
+    return new Experts(layers, experts, {hidden, inter, static_cast<ffn::cpu::Type>(dtype)}, threads, path);
+  } catch (const std::exception&) {  // none may pass through ctypes
+    return nullptr;
+  }
 }
 
 API void experts_delete(Experts* self) { delete self; }

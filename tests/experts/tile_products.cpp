@@ -1,6 +1,6 @@
 // One tile product as a function: of the instructions, or of their emulation (FFN_FAAS_EMULATED_TILES).
 #if defined(FFN_FAAS_EMULATED_TILES)
-#include "experts_cpu/tiles_emulated.hpp"
+#include "tiles_emulated.hpp"
 #define PRODUCT emulated_product
 #else
 #include "experts_cpu/tiles_amx.hpp"

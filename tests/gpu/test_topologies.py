@@ -14,8 +14,9 @@ from importlib.util import find_spec
 import pytest
 
 from tests.gpu.conftest import DEVICES
+from tests.gpu.logprob_gaps import gap
 from tests.gpu.vllm_checkpoint import CONFIG, VOCABULARY, make_checkpoint
-from tests.gpu.vllm_runs import PORT, F, finish, gap, llm, start_vllm
+from tests.gpu.vllm_runs import PORT, F, finish, llm, start_vllm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,20 +44,22 @@ class Topology:
     @contextmanager
     def running(self, folder, model, *flags, **task):
         """(F, its Attention processes by name); F is stopped, and has to end cleanly."""
-        f = F(model, folder / "f.log", *flags, devices=tuple(str(gpu % len(DEVICES)) for gpu in self.services)).start()
+        f = F(model, folder / "f.log", *flags, devices=tuple(str(gpu % len(DEVICES)) for gpu in self.services))
         task["llm"] |= self.options
-        processes = {
-            f"a{number}": start_vllm(folder, f"a{number}", *self._place(number), afd=AFD, **task)
-            for number in range(len(self.attentions))
-        }
+        processes = {}
         try:
+            f.start()
+            for number in range(len(self.attentions)):
+                name = f"a{number}"
+                processes[name] = start_vllm(folder, name, *self._place(number), afd=AFD, **task)
             yield f, processes
+            f.stop()
         finally:
             for process in processes.values():
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        f.stop()
+            f.kill()
 
     def _place(self, number):
         """Which GPUs it sees, its own first: F's must be visible too. vLLM counts on by itself in data parallel."""

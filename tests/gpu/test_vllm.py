@@ -12,8 +12,9 @@ from importlib.util import find_spec
 import pytest
 
 from tests.gpu.conftest import A_GPU, DEVICES
+from tests.gpu.logprob_gaps import gap
 from tests.gpu.vllm_checkpoint import CONFIG, VOCABULARY, make_checkpoint
-from tests.gpu.vllm_runs import PORT, F, finish, gap, llm, start_vllm
+from tests.gpu.vllm_runs import PORT, F, finish, llm, start_vllm
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""Stock vLLM and the daemon as processes, and how far apart what two vLLM said of the same text lies."""
+"""Stock vLLM and the daemon as processes of the GPU suite."""
 
 import json
 import os
@@ -67,7 +67,9 @@ class F:
                 )
                 for rank in range(self.ranks)
             ]
-        while not self.is_ready():
+        ready = False
+        while not ready:
+            ready = self.is_ready()  # asked first: another daemon on this port would answer, and ours end
             assert all(process.poll() is None for process in self.processes), self.log.read_text()[-4000:]
             assert time.monotonic() < began + 200
             time.sleep(0.05)
@@ -95,39 +97,6 @@ class F:
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
             assert process.wait(timeout=30) == 0, self.log.read_text()[-4000:]
-
-
-def gap(one, other):
-    """Distances of log-probabilities of the same token after the same text.
-
-    ``prompt``: of all tokens of the prompts. ``token``: of the answers, up to and with the place where they part; there
-    the token that ``one`` chose, if ``other`` told what it thought of it.
-    """
-    prompts = [
-        a - b
-        for x, y in zip(one, other, strict=True)
-        for a, b in zip(x["prompt_logprobs"], y["prompt_logprobs"], strict=True)
-    ]
-    answers, parted = [], 0
-    for x, y in zip(one, other, strict=True):
-        for a, b, p, alternatives in zip(x["tokens"], y["tokens"], x["logprobs"], y["alternatives"], strict=True):
-            if str(a) in alternatives:
-                answers.append(p - alternatives[str(a)])
-            if a != b:
-                parted += 1
-                break
-    return spread("prompt", prompts) | spread("token", answers) | {"parted": parted}
-
-
-def spread(name, distances):
-    """Root mean square, the largest but one in a thousand, the largest, and of how many."""
-    sizes = sorted(map(abs, distances))
-    return {
-        f"{name}_rms": (sum(size * size for size in sizes) / len(sizes)) ** 0.5,
-        f"{name}_p999": sizes[-1 - len(sizes) // 1000],
-        f"{name}_max": sizes[-1],
-        f"{name}_count": len(sizes),
-    }
 
 
 def llm(model, **more):
