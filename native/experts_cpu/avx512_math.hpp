@@ -1,4 +1,5 @@
-// What the AVX512 paths and the one over tiles share. In an unnamed namespace: each file compiles its own copy, for its own CPU.
+// What the AVX512 paths and the one over tiles share. In an unnamed namespace: each file compiles its own copy, for its
+// own CPU.
 #pragma once
 
 #include <immintrin.h>
