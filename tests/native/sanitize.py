@@ -26,6 +26,13 @@ TESTS = (
     "tests/cam/twin",
     "--ignore=tests/native/test_cuda_compiles.py",
 )
+LEFT_OUT = {
+    "address": (),
+    # Bounds resident memory, of which the sanitizer takes several bytes for each of ours.
+    "thread": (
+        "--deselect=tests/experts/test_native_kernel.py::test_loading_peaks_at_little_more_than_the_weights_it_keeps",
+    ),
+}
 FLAGS = {
     "address": "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-sanitize=vptr",
     "thread": "-fsanitize=thread",
@@ -80,6 +87,7 @@ def main() -> int:
         command = ["setarch", "-R", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         chosen = any(word.startswith("tests") for word in pytest_arguments)
         command += pytest_arguments if chosen else [*TESTS, *pytest_arguments]
+        command += LEFT_OUT[args.kind]
         reports = Path(directory, "reports")
         reports.mkdir()
         run = subprocess.run(command, cwd=tree, env=surroundings(args.kind, tree, reports), check=False)
