@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ffn_faas import env
 from ffn_faas.errors import ResourceError, UsageError
 
 EPILOG = """\
@@ -66,6 +67,7 @@ def _measure(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
         return bench_replay.measure(options)
     if options.backend == "cpu":
+        env.calm_openmp()  # as serve does: a rival's threads would spin beside the kernel that is measured next
         from ffn_faas.cli import bench_cpu
 
         return bench_cpu.measure(options)

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from ffn_faas import env
-from ffn_faas.cli import serve
+from ffn_faas.cli import bench, bench_cpu, serve
 from ffn_faas.service import host
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+CALM = {"OMP_WAIT_POLICY": "", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 _CPU_OF_A_REST = """
 import time
 from ffn_faas import env
@@ -53,7 +55,22 @@ def test_serve_says_how_to_wait_before_it_starts(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(host, "serve", start)
     assert serve.run(["MODEL"]) == 0
-    assert seen == {"OMP_WAIT_POLICY": "", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+    assert seen == CALM
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_bench_says_it_too_so_that_no_kernel_is_measured_beside_spinning_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, str] = {}
+
+    def measure(_: object) -> tuple[dict[str, Any], str]:
+        seen.update((name, os.environ[name]) for name in NAMES)
+        return {}, ""
+
+    monkeypatch.setattr(bench_cpu, "measure", measure)
+    assert bench.run([]) == 0
+    assert seen == CALM
 
 
 @pytest.mark.usefixtures("nothing_said")
