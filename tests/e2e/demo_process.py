@@ -96,9 +96,8 @@ class Demos:
             yield Running(process, log)
             poll_until(lambda: process.poll() is not None, 60)
             assert process.poll() is not None, "the demo has not ended"
-            poll_until(lambda: not _running(strangers) and not _left_behind(shared_before), 60)
-            assert _running(strangers) == [], log.read_text(errors="replace")
-            assert _left_behind(shared_before) == set()
+            nothing_left = poll_until(lambda: not _running(strangers) and not _left_behind(shared_before), 60)
+            assert nothing_left, (_running(strangers), _left_behind(shared_before), log.read_text(errors="replace"))
         finally:
             _kill_everything(process, strangers)
 
@@ -108,11 +107,14 @@ def environment(*flags: str) -> dict[str, str]:
     return {**os.environ, **({"TORCHDYNAMO_DISABLE": "1"} if "--eager" in flags else {})}
 
 
-def poll_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Poll; returns when the condition holds or the time is over."""
+def poll_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll; returns when the condition holds, or false when the time is over."""
     end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+    while not condition():
+        if time.monotonic() >= end:
+            return False
         time.sleep(0.1)
+    return True
 
 
 def _shared_memory() -> set[str]:
@@ -122,7 +124,8 @@ def _shared_memory() -> set[str]:
 def _left_behind(before: set[str]) -> set[str]:
     """Entries of /dev/shm that are new, and that no living process uses: other tests may run beside this one."""
     new = _shared_memory() - before
-    return new - _used_by_someone() if new else new
+    unused = new - _used_by_someone() if new else new
+    return unused & _shared_memory()  # what another test removed, and let go of, meanwhile was never left
 
 
 def _used_by_someone() -> set[str]:

@@ -24,6 +24,8 @@ from tests.service.daemon import CONFIG, Daemon, free_port, model_dir, wait_read
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 ROOT = Path(__file__).parents[2]
 STEPS = 100
+EARLY = 1000
+"""Enough that Attention, which F asks within some tens of milliseconds of its attach, is still posting then."""
 
 
 def test_both_sides_of_every_layer_are_seen_on_one_clock(tmp_path, capsys):
@@ -34,7 +36,7 @@ def test_both_sides_of_every_layer_are_seen_on_one_clock(tmp_path, capsys):
             stack.enter_context(
                 Daemon(
                     model, "--load-format", "dummy", "--port", port, "--profile", tmp_path / "first",
-                    "--profile-steps", 20, environment={name: str(value) for name, value in place.items()},
+                    "--profile-steps", EARLY, environment={name: str(value) for name, value in place.items()},
                 )
             )  # fmt: skip
         wait_ready(port)
@@ -63,7 +65,7 @@ def test_both_sides_of_every_layer_are_seen_on_one_clock(tmp_path, capsys):
     for rank in range(2):
         early = json.loads((tmp_path / "first" / f"ffn-rank-{rank}.trace.json").read_text())
         traces.check(early)
-        assert len(traces.spans(early, pids[f"F rank {rank} of 2"], "step")) == 20
+        assert len(traces.spans(early, pids[f"F rank {rank} of 2"], "step")) == EARLY
         assert any(name.startswith("Attention") for name in traces.processes(early)) == (rank == 0)
 
 
