@@ -81,6 +81,9 @@ class Server:
         return self
 
     def __exit__(self, *_):
+        self.process.terminate()  # a vLLM that is killed outright leaves its own shared memory behind
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
