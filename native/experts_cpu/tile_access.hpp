@@ -7,8 +7,8 @@ namespace ffn::cpu {
 bool cpu_has_tiles();
 
 // Asks the kernel for the right to use tiles, for all threads of this process; once, later calls repeat the answer.
-// 0, or the errno of the refusal: a container's filter of system calls, a kernel without AMX, a thread whose signal
-// stack is too small for tiles.
+// 0, or the errno of the refusal: a container's filter of system calls, a thread whose signal stack is too small for
+// tiles.
 int tile_permission();
 
 }  // namespace ffn::cpu
